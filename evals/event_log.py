@@ -231,6 +231,8 @@ def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
         **_hits(turns),
+        "ttft_first_s": _spread(_ttfts(t for t in turns if t.turn == 1)),
+        "ttft_later_s": _spread(_ttfts(t for t in turns if t.is_continuing)),
         "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
         "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
         "queued_kept_s": _spread(_waits(t for t in turns if t.is_continuing and not t.lost_tokens)),
@@ -313,6 +315,10 @@ def _pins(pins: Sequence[HoldView]) -> dict[str, Any]:
 
 def _waits(turns: Iterable[TurnView]) -> list[float]:
     return [turn.waited_s for turn in turns if turn.waited_s is not None]
+
+
+def _ttfts(turns: Iterable[TurnView]) -> list[float]:
+    return [turn.ttft_s for turn in turns if turn.ttft_s is not None]
 
 
 def _spread(values: Iterable[float]) -> dict[str, Any]:

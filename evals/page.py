@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from agentkv.integrations.vllm.watch.job_view import JobView, sentence
 from agentkv.visible import visible
 
 from .event_log import Record
-from .rows import time_stamp, write_whole
+from .rows import write_whole
 
 _UI = importlib.resources.files("agentkv.integrations.vllm") / "ui"
 _SCRIPTS = ("words.js", "lanes.js", "curves.js", "jobs.js", "stream.js", "page.js")
@@ -132,7 +133,7 @@ def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
 
 
 def _written() -> str:
-    return f"written at {time_stamp()} UTC by agentkv {__version__}"
+    return f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by agentkv {__version__}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,9 +1,9 @@
 """`agentkv record`: what a server with the plugin noted of each job, as a table and a page.
 
 SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that
-folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the bubbles between its turns,
-how much of each prompt was still in the cache, what eviction cost in the queue, and what became of
-its pins.
+folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its turns, how
+much of each prompt was still in the cache, what eviction cost in the queue, and what became of its
+pins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _MAX_LABEL_CHARS = 24
 _COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "prompt tok", "evicted")
 _MORE_COLUMNS = ("wait after s", "pins", "kept", "wasted", "preempted", "closed")
 LEGEND = (
-    "tools, queue: the time between a turn's end and the next one's start, before and after that"
-    "\none arrived; hit: share of the continuing turns' prompts found in the cache; evicted: turns"
-    "\nwhose cache was gone, and how long those waited; kept: pins their job came back to; wasted:"
-    "\npins that expired or yielded first"
+    "tools, queue: from a turn's end to the next one's arrival, and from there to its start; hit:"
+    "\nshare of later turns' prompts found in the cache; evicted: turns whose KV was gone, and how"
+    "\nlong those waited; pins: holds between turns; kept: the next turn came in time; wasted: not"
 )
 
 
@@ -113,37 +112,45 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def summary(total: Mapping[str, Any]) -> list[str]:
-    """What all jobs add up to, in a few lines."""
+    """Say in two sentences what the cache gave, then the numbers behind them."""
     ends = ", ".join(f"{n} {end}" for end, n in sorted(total["pin_ends"].items())) or "none ended"
     held = total["kept_block_s"] + total["wasted_block_s"]
     wasted = cell(total["wasted_block_s"] / held if held else None, ".0%")
-    hit_rate = cell(total["hit_rate"], ".0%")
+    found = (
+        f"Later turns found {total['hit_rate']:.0%} of their prompts in the cache: "
+        f"{total['hit_tokens']} of {total['prompt_tokens']} tokens; "
+        f"{total['expected_hit_tokens']} repeat the turn before."
+        if total["prompt_tokens"]
+        else "No job had a second turn: there was nothing to find in the cache."
+    )
     return [
+        found,
+        f"{total['turns_evicted']} turns computed {total['lost_tokens']} tokens again that were no "
+        f"longer there; {total['turns_diverged']} changed their history, which no policy can help.",
+        "",
         f"{total['jobs']} jobs, {total['turns']} turns ({total['turns_finished']} finished, "
         f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
-        f"bubbles      {_seconds(total['bubble_s'])}",
-        f"  tools      {_seconds(total['bubble_tool_s'])}",
-        f"  queue      {_seconds(total['bubble_queued_s'])}",
-        f"hits         {total['hit_tokens']} of {total['prompt_tokens']} prompt tokens of "
-        f"continuing turns ({hit_rate}); {total['expected_hit_tokens']} of them "
-        "repeat the turn before",
-        f"evicted      {total['turns_evicted']} turns lost {total['lost_tokens']} tokens; "
-        f"{total['turns_diverged']} turns changed their history",
-        f"queueing     first turns {_seconds(total['queued_first_s'])}",
-        f"  evicted    {_seconds(total['queued_evicted_s'])}",
-        f"  cache held {_seconds(total['queued_kept_s'])}",
-        f"passed over  first turns {_overtaken(total['passed_over']['first'])}",
-        f"  continuing {_overtaken(total['passed_over']['continuing'])}",
-        f"pins         {total['pins']}: {ends}; {wasted} of the blocks x seconds "
-        "held by kept and wasted pins were wasted",
+        f"first token    first turns    {_seconds(total['ttft_first_s'])}",
+        f"               later turns    {_seconds(total['ttft_later_s'])}",
+        f"between turns  in all         {_seconds(total['bubble_s'])}",
+        f"               tools          {_seconds(total['bubble_tool_s'])}",
+        f"               in the queue   {_seconds(total['bubble_queued_s'])}",
+        f"in the queue   first turns    {_seconds(total['queued_first_s'])}",
+        f"               KV still there {_seconds(total['queued_kept_s'])}",
+        f"               KV was gone    {_seconds(total['queued_evicted_s'])}",
+        f"overtaken      first turns    {_overtaken(total['passed_over']['first'])}",
+        f"               later turns    {_overtaken(total['passed_over']['continuing'])}",
+        f"holds          {total['pins']}: {ends}; {wasted} of the memory held (blocks x seconds) "
+        "was in vain",
     ]
 
 
 def _overtaken(count: Mapping[str, Any]) -> str:
+    waited = f"{count['waited_longer']} of {count['turns']} waited over {count['after_s']:g} s"
+    if not count["passed_over"]:
+        return f"{waited}, none while later jobs' turns started"
     return (
-        f"{count['waited_longer']} of {count['turns']} waited longer than {count['after_s']:g} s; "
-        f"{count['passed_over']} of these saw turns of later jobs start after that, at most "
-        f"{count['most']}"
+        f"{waited}, {count['passed_over']} while later jobs' turns started, {count['most']} at most"
     )
 
 
@@ -163,7 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--job", action="append", metavar="ID", help="only this job (repeatable)")
     top_help = "jobs in the table (default 40)"
     add("--top", type=whole_number(1), default=40, metavar="N", help=top_help)
-    after_help = "count turns passed over after this many seconds of waiting (default %(default)g)"
+    after_help = (
+        "seconds of waiting after which a turn that is overtaken counts (default %(default)g)"
+    )
     add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
     page_help = "also write the live page of these jobs, with their events in it, as one file"
     add("--timeline", type=Path, metavar="HTML", help=page_help)

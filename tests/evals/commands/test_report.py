@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ def runs(tmp_path: Path) -> str:
 def test_a_report_of_runs_has_their_table_and_figures(
     runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each policy has a row of numbers, each figure that can be drawn stands in the file."""
+    """A sentence names the fastest policy; each has a row of numbers, and each figure that can be
+    drawn stands in the file."""
     path = tmp_path / "out.html"
     assert agentkv(["report", runs, "--html", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
     text = path.read_text()
     assert len(document["figures"]) == text.count("data:image/svg+xml;base64,") >= 1
     assert "<td>fcfs</td><td>" in text
+    assert re.search(r"agentkv: the mean job is done 1\.\d\d times as fast as under fcfs", text)
     assert "<td>agentkv</td><td>" in text
     assert "6 of 6" in text
 
