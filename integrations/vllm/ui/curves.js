@@ -66,6 +66,33 @@ export class Curves {
   }
 }
 
+// Times of the turns that ended in the last five minutes, as far as the page saw them arrive.
+export class TurnTimes {
+  constructor() {
+    this.arrived = new Map(); // by engine and job: when turns arrived that have not ended
+    this.ended = [];
+  }
+
+  take({ engine, at_s: now }, events) {
+    for (const { event, job_id: job, at_s: at, turn, ttft_s: ttft } of events) {
+      const key = JSON.stringify([engine, job]);
+      if (event === "arrival") this.arrived.set(key, [...(this.arrived.get(key) ?? []), at]);
+      if (event === "closed") this.arrived.delete(key);
+      if (event !== "finish" && event !== "aborted") continue;
+      const took = at - this.arrived.get(key)?.shift();
+      if (event === "finish" && took >= 0) this.ended.push({ engine, at, which: turn === 1 ? "first" : "later", took, ttft: ttft ?? took });
+    }
+    this.ended = this.ended.filter((each) => each.engine !== engine || (each.at <= now && now - each.at <= MEAN_S));
+  }
+
+  // Median and 0.99 quantile of first or of later turns, and their number; null without one.
+  spread(which, part) {
+    const ranked = this.ended.filter((each) => each.which === which).map((each) => each[part]).sort((a, b) => a - b);
+    const at = (place) => ranked[Math.floor(place)] + (place % 1) * (ranked[Math.ceil(place)] - ranked[Math.floor(place)]);
+    return ranked.length ? { n: ranked.length, p50: at((ranked.length - 1) / 2), p99: at(0.99 * (ranked.length - 1)) } : null;
+  }
+}
+
 export function ratio(from, to, which, part) {
   const turns = to[which].turns - (from?.[which].turns ?? 0);
   return turns > 0 ? (to[which][part] - (from?.[which][part] ?? 0)) / turns : null;

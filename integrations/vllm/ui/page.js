@@ -1,7 +1,7 @@
 // The page: a stream of snapshots, drawn, or the one snapshot that a file written by `agentkv record`
 // or `agentkv report` holds. All text of jobs is set as text, never as HTML.
 
-import { Curves, MEAN_S, curveImage, drawCurves, ratio } from "./curves.js";
+import { Curves, MEAN_S, TurnTimes, curveImage, drawCurves, ratio } from "./curves.js";
 import { EngineCard } from "./jobs.js";
 import { STATES, view } from "./lanes.js";
 import { Stream } from "./stream.js";
@@ -14,6 +14,7 @@ const MAX_DECISIONS = recorded ? 1000 : 100;
 // Figures
 
 const curves = recorded ? null : new Curves();
+const times = new TurnTimes();
 const TOTALS = [
   ["ttft", "First token"],
   ["took", "Turn"],
@@ -25,14 +26,14 @@ const TOTALS = [
   ["predictor", "Tools within prediction"],
 ];
 
-// Each: [value, text, note, lines of its curve].
+// Each: [value, text, note, lines of its curve, quantiles].
 function speedOf() {
   const { base, now } = curves;
   const since = base ? `last ${MEAN_S / 60} min` : "since the start";
   const mean = (part) => {
     const [later, first] = ["later", "first"].map((which) => curves.mean(which, part));
     const lines = ["later", "first"].map((which) => curves.steps((from, to) => ratio(from, to, which, part)));
-    return (later ?? first) !== null && [later ?? "", seconds(later), `┄ first turns ${seconds(first)}, ${since}`, lines];
+    return (later ?? first) !== null && [later ?? "", seconds(later), `┄ first turns ${seconds(first)}, ${since}`, lines, tailOf(part)];
   };
   const rate = curves.rate();
   return {
@@ -41,6 +42,11 @@ function speedOf() {
     rate: [rate, rate < 10 ? rate.toFixed(1) : count(Math.round(rate)), `generated, ${since}`, [curves.steps((from, to) => curves.rate(from, to))]],
     queue: [now.waiting, `${count(now.waiting)} waiting`, `┄ ${count(now.running)} running`, [curves.steps((_, to) => to.waiting), curves.steps((_, to) => to.running)]],
   };
+}
+
+function tailOf(part) {
+  const told = [["later", ""], ["first", "first "]].map(([which, name]) => [name, times.spread(which, part)]).filter(([, found]) => found);
+  return told.map(([name, { n, p50, p99 }]) => `${name}p50 ${seconds(p50)}, p99 ${seconds(p99)} of ${count(n)}`).join("; ");
 }
 
 function totalsOf(engines) {
@@ -73,11 +79,13 @@ function drawTotals(engines) {
   const list = byId("totals");
   for (const [id, title] of list.children.length ? [] : TOTALS) {
     const box = element("div");
-    const [figure, value, note] = [element("dd"), element("data", "figure"), element("dd", "soft")];
+    const [figure, value, note, tail] = [element("dd"), element("data", "figure"), element("dd", "soft"), element("dd", "soft")];
     value.id = `total-${id}`;
     figure.append(value);
     note.id = `note-${id}`;
-    box.append(element("dt", "", title), figure, note);
+    tail.id = `tail-${id}`;
+    tail.title = `Of turns that ended in the last ${MEAN_S / 60} minutes`;
+    box.append(element("dt", "", title), figure, note, tail);
     list.append(box);
   }
   const totals = totalsOf(engines);
@@ -86,10 +94,11 @@ function drawTotals(engines) {
     const box = byId(`total-${id}`).closest("div");
     box.hidden = !total;
     if (!total) continue;
-    const [value, text, note, lines] = total;
+    const [value, text, note, lines, tail] = total;
     byId(`total-${id}`).value = String(value);
     setText(byId(`total-${id}`), text);
     setText(byId(`note-${id}`), note);
+    setText(byId(`tail-${id}`), tail ?? "");
     if (!lines) continue;
     if (!box.querySelector("svg")) box.append(curveImage());
     drawCurves(box.querySelector("svg"), lines, title);
@@ -196,7 +205,9 @@ function take(name, snapshot) {
       cards.set(engine.engine, card);
       byId("engines").append(card.card);
     }
-    noteDecisions(engine, cards.get(engine.engine).take(engine));
+    const fresh = cards.get(engine.engine).take(engine);
+    times.take(engine, fresh);
+    noteDecisions(engine, fresh);
   }
   curves?.take(snapshot.engines);
   if (!isPaused) draw();

@@ -130,8 +130,11 @@ def five_states() -> Iterator[str]:
     jobs[1].update(held_back=True, why="memory for it is needed by jobs that came before")
     first, second = Engine(0, jobs), Engine(1, [job(EVIL, "running", command=EVIL)])
     first.events = [
-        event(90.0, "arrival", "job-held", turn=1),
+        event(88.0, "arrival", "job-over", turn=1),
+        event(90.0, "arrival", "job-held", turn=3),
         event(91.0, "waiting_to_running", "job-held"),
+        event(94.0, "finish", "job-held", turn=3, ttft_s=1.5),
+        event(94.0, "finish", "job-over", turn=1, ttft_s=2.0),
         event(95.0, "pinned", "job-held", text="holds 26 blocks"),
         event(95.1, "decision", "job-held", text="holds 26 blocks while `pytest` runs"),
         event(95.5, "unpinned", "job-held", reason="returned", text="its next turn came after 2 s"),
@@ -142,14 +145,18 @@ def five_states() -> Iterator[str]:
         event(98.0, "unpinned", "job-over", reason="released", text="let go after 1 s: released"),
         event(98.0, "closed", "job-over", text="over after 7 turns: released", **OVER),
     ]
-    second.events = [event(99.0, "held", EVIL, text=EVIL)]
+    second.events = [
+        event(95.0, "arrival", EVIL, turn=3),
+        event(97.0, "finish", EVIL, turn=3, ttft_s=0.5),
+        event(99.0, "held", EVIL, text=EVIL),
+    ]
     with serving(make_app(first.answers, second.answers), free_port()) as url:
         yield url
 
 
 def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) -> None:
-    """Which server it is; figures are sums and means over engines; each engine has its pool, and a
-    row for each job with its state and reason. Nothing but this server is asked."""
+    """Which server it is; figures are sums, means and quantiles over engines; each engine has its
+    pool, and a row for each job with its state and reason. Nothing but this server is asked."""
     with page_of(chromium, five_states) as page:
         page.wait_for_selector("#engines article:nth-child(2) td.job")
         assert page.title() == "tiny on box · agentkv"
@@ -162,6 +169,11 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         }
         assert rate == pytest.approx(2 * 1005 / 105, rel=0.05)
         assert page.inner_text("#note-ttft") == "┄ first turns 2.0 s, since the start"
+        tails = [page.inner_text(f"#tail-{name}") for name in ("ttft", "took")]
+        assert tails == [
+            "p50 1.0 s, p99 1.5 s of 2; first p50 2.0 s, p99 2.0 s of 1",
+            "p50 3.0 s, p99 4.0 s of 2; first p50 6.0 s, p99 6.0 s of 1",
+        ]
         assert page.inner_text("#note-stock") == "stock vLLM: about 25 %"
         assert page.inner_text("#note-hits") == "5.0 s of engine time won, of 4,000 prompt tokens"
         assert page.inner_text("#note-pins") == "60 of 80"
