@@ -31,21 +31,21 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/testing", "agentkv/server"): 2_044,
     ("agents",): 600,
     ("integrations",): 1_620,
-    ("integrations/vllm",): 1_249,
-    ("integrations/vllm/front_end",): 952,
+    ("integrations/vllm",): 1_265,
+    ("integrations/vllm/front_end",): 938,
     ("integrations/vllm/retention",): 3_456,
     ("integrations/vllm/watch",): 2_983,
     ("integrations/vllm/api",): 1_866,
-    ("integrations/vllm/engine",): 1_743,
+    ("integrations/vllm/engine",): 1_728,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 8_981,
+    ("evals",): 9_013,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_220,
-    ("tests",): 42_563,
+    ("tests",): 42_581,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 33_000
+MAX_DOCS_WORDS = 32_860
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",

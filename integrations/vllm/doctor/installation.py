@@ -59,7 +59,7 @@ def check_installation(
 
 def _check_agentkv(found: str | None) -> Check:
     if found is None:
-        advice = "install the package agentkv-serving, so that vLLM finds the plugin"
+        advice = "run `pip install .` in a clone of agentkv, so that vLLM finds the plugin"
         return fail("agentkv", "importable, but not installed as a distribution", advice)
     return ok("agentkv", f"agentkv-serving {found}")
 
