@@ -392,6 +392,8 @@ def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, An
         )
     fastest = min(means, key=means.__getitem__)
     ratio = means[first] / means[fastest]
+    if fastest == first:
+        return f"No other policy does the mean job faster than {first}: {means[first]:.1f} s."
     return f"{fastest}: the mean job is done {ratio:.2f} times as fast as under {first}."
 
 

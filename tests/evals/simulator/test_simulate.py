@@ -217,6 +217,14 @@ def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) ->
     assert (sentence, table[0].split()[0]) == (wanted, "policy")
 
 
+def test_no_policy_is_faster_than_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the first policy is the best, the sentence says so."""
+    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--policy", "agentkv"]
+    assert main(flags) == 0
+    sentence, _ = capsys.readouterr().out.splitlines()[-2:]
+    assert sentence.startswith("No other policy does the mean job faster than agentkv: ")
+
+
 def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """The load that is found raises the number of jobs only where no flag says how many."""
     assert main(["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--jobs", "3"]) == 0
