@@ -283,13 +283,13 @@ class _Walk:
         found.is_left = outer_is_left or found.leaves_shell_from(first)
 
     def _add_program(self, words: tuple[str, ...], depth: int) -> None:
-        words = self._found.expanded(words) if words[0][:1] == "$" else words
+        words = self._found.expanded(words) if words[0][:1] in ("$", "%") else words
         is_full = depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS
         if is_full or not words or self._found.call(words[0]):
             return
         first = len(self.programs)
         found = unwrap(words)
-        if found.argv[0][:1] == "$" and (argv := self._found.expanded(found.argv)):
+        if found.argv[0][:1] in ("$", "%") and (argv := self._found.expanded(found.argv)):
             within = unwrap(argv)  # `timeout 60 $PY -m pytest`
             found = within._replace(timeout_s=tighter(found.timeout_s, within.timeout_s))
         if found.counts_itself or not self._read_text(found, depth):

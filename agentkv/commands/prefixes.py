@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from itertools import dropwhile
 from typing import Any, NamedTuple, cast
 
 from agentkv.commands.program import SHELLS, base_name, invocation, tables_in, word_set
@@ -121,10 +122,7 @@ def _wait_on_windows(name: str, argv: tuple[str, ...]) -> str | None:
 
 
 def _without_assignments(argv: tuple[str, ...]) -> tuple[str, ...]:
-    for index, word in enumerate(argv):
-        if not _ASSIGNMENT.fullmatch(word):
-            return argv[index:]
-    return ()
+    return tuple(dropwhile(_ASSIGNMENT.fullmatch, argv))
 
 
 def _behind(name: str, argv: tuple[str, ...]) -> Unwrapped | None:

@@ -192,7 +192,7 @@ def _interpreter_key(name: str, found: Invocation) -> str:
     if found.kind == "module" and found.what:
         return f"{name}:-m:{found.what[:_SCRIPT_CHARS]}"
     if found.kind == "script":
-        script = found.what.rsplit("/", 1)[-1][:_SCRIPT_CHARS]
+        script = found.what.replace("\\", "/").rsplit("/", 1)[-1][:_SCRIPT_CHARS]
         task = found.arguments[:1] if script in _WORDS["task_scripts"] else ()
         return ":".join((name, script, *task))
     return f"{name}:-" if found.kind == "stdin" and found.is_explicit else name

@@ -25,7 +25,7 @@ _ENDS_SHELL = frozenset({"exit", "return"})
 _KILLERS = frozenset({"kill", "killall", "pkill"})
 _MAX_VARIABLES, _MAX_VALUE_WORDS = 32, 8
 _PROGRAM_VARIABLE = re.compile(
-    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[@\]|:?-(?P<default>[^}]*))?\})"
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[@\]|:?-(?P<default>[^}]*))?\})|%(?P<of_cmd>\w+)%"
 )
 _NO_PROGRAM = re.compile(r"\$env:\w+ ?=|\$(?P<set>\w+) =|\$\w+ -(?:eq|ne|[gl][et]|i?match|i?like) ")
 _WHICH = re.compile(r"(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([\w./-]{1,64})[^)`]*[)`]")
@@ -61,6 +61,8 @@ class ProgramList:
                     self.change(index, index + 1, is_background=False)
         elif name in _KILLERS:
             self.jobs.end(argv)
+        elif name == "set":  # cmd's `set PY=python`; an option of bash has no value
+            self.assign(*" ".join(words[1:]).partition("=")[::2])
         key, code = key_and_code(name, argv)
         limit_s = own_limit_s(name, key, argv)
         self.programs.append(
@@ -89,7 +91,7 @@ class ProgramList:
     def expanded(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """These words with their first one expanded, if it is a variable whose value is known.
 
-        Else its default counts, or a name that says what it holds: `$PYTHON`, `${CC:-gcc}`.
+        Else its default counts, or a name that says what it holds: `$PYTHON`, `${CC:-gcc}`, `%PY%`.
         PowerShell's `$name = PROGRAM` is that program; a value or a comparison runs none.
         """
         if words and words[0][:1] == "$" and (found := _NO_PROGRAM.match(" ".join(words))):
@@ -99,7 +101,7 @@ class ProgramList:
         found = _PROGRAM_VARIABLE.fullmatch(words[0]) if words else None
         if found is None:
             return words
-        name = found["name"] or found["braced"]
+        name = found["name"] or found["braced"] or found["of_cmd"]
         own = self._variables.get(name) or tuple((found["default"] or "").split())
         if not own and (guess := base_name(name.lower())) in SHOWN_PROGRAMS - TAKES_OPERANDS:
             own = (guess,)

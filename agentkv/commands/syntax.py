@@ -69,7 +69,7 @@ def word_of(node: Node) -> str:
         return text[1:-1].replace('\\"', '"').replace("\\$", "$").replace("\\\\", "\\")
     if kind == "concatenation":
         return "".join(map(word_of, node.named_children))
-    return text.replace("\\", "") if kind == "word" and "\\" in text else text
+    return text.replace("\\", "") if kind == "word" and ":\\" not in text else text
 
 
 def elide_heredocs(text: str) -> str:

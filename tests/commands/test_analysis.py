@@ -172,7 +172,7 @@ powershell -ex Bypass -File ./go.ps1 -Fast -> powershell:go.ps1
 pwsh -c 'if ($LASTEXITCODE -eq 1) { npm ci }' -> npm:ci
 pwsh -c '$env:A = "1"; $n = 5; $out = npm test' -> npm:test
 pwsh -c 'Start-Sleep -Seconds 9' -> sleep
-cmd /c "yarn build & yarn lint" -> yarn:build yarn:lint
+cmd /c "tox & set P=C:\p\py.exe&& %P% C:\w\x.py" && %NPM% ci -> tox set python:x.py npm:ci
 cmd.exe /S /C call mvnw.cmd verify -> mvnw:verify
 cmd //c timeout /t 9 /nobreak -> sleep
 C:\py\python.exe -m pip list -> python:-m:pip
