@@ -1,14 +1,14 @@
 """Bash in an element that names it: `<bash>ls</bash>`, mini-swe-agent's `<mswea_bash_command>`.
 
-Also Cline's elements that write files or talk, which may show commands and run none. The scanner
-calls the readers.
+Also the elements of Terminus that type into a terminal, and those of Cline that write files or
+talk, which may show commands and run none. The scanner calls the readers.
 """
 
 from __future__ import annotations
 
 import re
 
-from agentkv.tool_calls.call import bash_calls
+from agentkv.tool_calls.call import ToolCall, bash_calls, call_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _BASH_TAGS = (
@@ -30,6 +30,11 @@ _INNER_COMMAND = re.compile(r"\s*+<command>(.*)</command>", re.DOTALL)
 # No bash starts with backticks: the model fenced its command within the element.
 _INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
+_TYPED = re.compile(
+    r"\s*+<keystrokes(?:\s++duration=[\"']?(?P<duration>\d{1,9}(?:\.\d{1,9})?+))?+[^<>]{0,100}+>"
+)
+_END_OF_TYPED = re.compile("</keystrokes>")
+
 _CLINE_TAGS = (
     *("write_to_file", "replace_in_file", "apply_diff", "insert_content", "search_and_replace"),
     *("attempt_completion", "ask_followup_question", "plan_mode_respond", "new_task"),
@@ -37,6 +42,7 @@ _CLINE_TAGS = (
 _CLINE_CLOSERS = {tag: re.compile(f"</{tag}>") for tag in _CLINE_TAGS}
 
 BASH_OPENER = rf"<(?P<tag>(?i:{'|'.join(_BASH_TAGS)}))>"
+TYPED_OPENER = r"<commands>(?=\s*+<keystrokes\b)"
 CLINE_OPENER = rf"<(?P<cline_tag>{'|'.join(_CLINE_TAGS)})>(?=\s*+<)"
 
 
@@ -58,6 +64,21 @@ def read_bash_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     if fence := _INNER_FENCE.fullmatch(body):
         body = fence[1]
     return Reading(closer.end(), bash_calls(body if "\n" in body else body.strip(), "tagged"))
+
+
+def read_typed(reply: ReplyText, opener: re.Match[str]) -> Reading:
+    """Read what Terminus types, in turn. Source: the XML prompt of terminal-bench's Terminus 2."""
+    calls: list[ToolCall] = []
+    position = opener.end()
+    while tag := _TYPED.match(reply.text, position):
+        if (end := reply.next(_END_OF_TYPED, tag.end())) is None:
+            break
+        arguments: dict[str, object] = {"keystrokes": reply.text[tag.end() : end.start()]}
+        if tag["duration"]:
+            arguments["duration"] = float(tag["duration"])
+        calls.append(call_of("terminal", arguments, "terminus"))
+        position = end.end()
+    return Reading(position, calls)
 
 
 def read_cline_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:

@@ -27,7 +27,7 @@ Source = Literal[
     "minimax_m3",  # ]<]minimax[>[<invoke name="name">
     "react",  # Action: name, Action Input: ...
     "deepseek",  # tool-call tokens spelled with full-width bars
-    "terminus",  # {"commands": [{"keystrokes": "..."}]}
+    "terminus",  # {"commands": [{"keystrokes": "..."}]} or <commands><keystrokes>
     "gemma",  # call:name{key:<|"|>...<|"|>}
     "harmony",  # <|channel|>commentary to=functions.name
 ]

@@ -45,6 +45,7 @@ _DIALECTS: tuple[tuple[_Reader, tuple[str, ...]], ...] = (
     (token_calls.read_gemma, token_calls.GEMMA_OPENERS),
     (token_calls.read_harmony, (token_calls.HARMONY_OPENER,)),
     (bash_tags.read_bash_tag, (bash_tags.BASH_OPENER,)),
+    (bash_tags.read_typed, (bash_tags.TYPED_OPENER,)),
     (bash_tags.read_cline_tag, (bash_tags.CLINE_OPENER,)),
     (json_calls.read_bare, json_calls.BARE_OPENERS),
 )

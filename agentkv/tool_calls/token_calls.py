@@ -99,7 +99,9 @@ def read_gemma(reply: ReplyText, opener: re.Match[str]) -> Reading:
     text = _GEMMA_WORD.sub(_as_json, reply.text[opener.end() : end])
     arguments = json_or_text(text if text.endswith("}") or closer else text + "}")
     if not isinstance(arguments, dict):
-        return Reading(end)
+        if closer:
+            return Reading(end)
+        arguments = {}  # cut off in an argument
     name = opener["gemma_name"] or opener["gemma_old_name"]
     if closer and closer["closes"]:
         end = closer.end()

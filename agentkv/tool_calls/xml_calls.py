@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, call_of, is_bash_like
+from agentkv.tool_calls.call import COMMAND_ARGUMENTS, Source, ToolCall, call_of, is_bash_like
 from agentkv.tool_calls.messages import arguments_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText, ShellQuotes, json_or_text
 from agentkv.tool_calls.thoughts import thought_that_ends
@@ -34,7 +34,7 @@ FUNCTION_OPENER = (
 INVOKE_OPENER = rf"<{_PREFIX}invoke\s++name\s*+=\s*+{_NAME.format('invoke_name')}\s*+>"
 GLM_OPENER = (
     r"<tool_call>\s*+(?P<glm_name>[\w.:/-]{1,100}+)\s*+(?:<tool_sep>\s*+)?+"  # Hunyuan's separator
-    r"(?=<arg_key>|</tool_call>)"
+    r"(?=<arg_key>|</tool_call>|\Z)"
 )
 MINIMAX_M3_OPENER = rf"(?:\]{_MARK})<invoke\s++name\s*+=\s*+{_NAME.format('minimax_m3_name')}\s*+>"
 
@@ -82,12 +82,13 @@ class _Dialect:
         )
         self.end_of_value = re.compile(
             rf"{first}(?:(?P<closes>{end_of_value})"
-            rf"(?=\s*+{first}(?:{parameter}|{end_of_call})|{after})"
+            rf"(?=\s*+{first}(?:{parameter}|{end_of_call})|{after}|[^{first}]*+\Z)"
             # closing tags that the model forgot
-            rf"|(?<=\n{first}){parameter}|{end_of_call}(?={after}))"
+            rf"|(?:(?<=\n{first})|(?=[|\uff5c])){parameter}|{end_of_call}(?={after}))"
         )
         self.end_of_call = re.compile(rf"\s*+{first}{end_of_call}")
         self.after = re.compile(after)
+        self.rest = re.compile(rf"\s*+(?:\Z|{first})")
 
 
 # No element that closes itself, as in files of other dialects.
@@ -99,7 +100,7 @@ _ELEMENTS = _Dialect(
     end_of_value=rf"/{_PARAM}>",
     call=rf"{_CALL}(?:=|\s++name\s*+=)[^<>\n]{{1,300}}+>",
     end_of_call=rf"/{_CALL}>",
-    after=rf"/?{_PREFIX}\w{{0,20}}calls?>|{_CALL}[=\s]",
+    after=rf"/?{_PREFIX}\w{{0,20}}calls?>|{_CALL}[=\s]|[|\uff5c]tool",  # of Step 3
 )
 _GLM = _Dialect(
     key=r"arg_key>(?P<key>[^<\n]{1,200})</arg_key>\s*+<arg_value>",
@@ -129,7 +130,8 @@ def _read_call(
     """Read a call up to its closing tag; a key given twice makes it none, as one is misread.
 
     Without that tag it is a call if it has an argument, and nothing but another call, the end of
-    what is around it or the end of the reply follows.
+    what is around it or the end of the reply follows; or if the reply ends within its arguments, of
+    which the unfinished one is left out, as vLLM's parsers do.
     """
     name = opener[f"{source}_name"].strip()
     arguments: dict[str, object] = {}
@@ -144,8 +146,7 @@ def _read_call(
         if abandoned := _abandoned(reply, key.end(), end.start() if end else len(reply.text)):
             return abandoned
         if not end:
-            # a file that is being written may well show a call
-            return _cut_off(reply, key.end()) if is_bash_like(name) else reply.cut_off
+            break
         argument = key["key"].strip()
         is_broken |= bool(arguments.get(argument))
         value = reply.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
@@ -162,8 +163,15 @@ def _read_call(
     if is_open and reply.opens_unclosed_heredoc(start, position):
         return reply.cut_off
     is_whole = closer or (arguments and dialect.after.match(reply.text, position))
-    calls = [call_of(name, arguments, source)] if is_whole and not is_broken else []
-    return Reading(end_of_call, calls)
+    calls = [call_of(name, arguments, source)] if not is_broken else []
+    if is_whole and not key:
+        return Reading(end_of_call, calls)
+    if dialect.tag.search(reply.text, key.end() if key else position):
+        if key is None:
+            return Reading(end_of_call)
+        # a file that is being written may well show a call
+        return _fresh_start(reply, key.end()) if is_bash_like(name) else reply.cut_off
+    return _cut_off(reply, dialect, opener, position, calls)
 
 
 read_function = partial(_read_call, _ELEMENTS, "qwen3_coder")
@@ -175,7 +183,20 @@ read_glm = partial(_read_call, _GLM, "glm")
 read_minimax_m3 = partial(_read_call, _MINIMAX_M3, "minimax_m3")
 
 
-def _cut_off(reply: ReplyText, start: int) -> Reading:
+def _cut_off(
+    reply: ReplyText, dialect: _Dialect, opener: re.Match[str], position: int, calls: list[ToolCall]
+) -> Reading:
+    """The reading of a call behind whose last argument no tag follows: it counts, unless it is in
+    a thought or quotes, or has prose in place of arguments."""
+    if thought := thought_that_ends(reply, position, len(reply.text)):
+        return thought
+    is_talk = reply.text.endswith(("'", '"', "`"), 0, opener.start())
+    if is_talk or not (calls and (calls[0].arguments or dialect.rest.match(reply.text, position))):
+        return Reading(position)
+    return Reading(len(reply.text), calls)
+
+
+def _fresh_start(reply: ReplyText, start: int) -> Reading:
     """The reading of a value that is never closed: up to a call that opens on a later line.
 
     That call counts as a fresh start unless a quote or a here-document of the value hides it.
@@ -225,6 +246,8 @@ def _end_of_value(reply: ReplyText, start: int, dialect: _Dialect) -> re.Match[s
         elif _stands_alone(text, tag.start()):
             num_values += tag.lastgroup == "value"
             num_calls += tag.lastgroup == "call"
+        elif tag.lastgroup == "value" and tag[0][1] in "|\uff5c":  # no text has DeepSeek's token
+            return dialect.end_of_value.match(text, tag.start())
         if num_calls == 0:
             break
     reply.num_unbalanced += 1

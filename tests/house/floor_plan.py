@@ -25,7 +25,7 @@ MAX_LONG_FUNCTIONS = 20
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_167,
     ("agentkv/client",): 3_073,
-    ("agentkv/tool_calls",): 2_140,
+    ("agentkv/tool_calls",): 2_069,
     ("agentkv/durations", "agentkv/commands"): 4_101,
     ("agentkv/policies",): 2_035,
     ("agentkv/testing", "agentkv/server"): 2_044,

@@ -114,7 +114,7 @@ def test_a_call_cut_off_in_its_here_document_is_none() -> None:
     for reply in EXAMPLES:
         whole = [call.command for call in parse_tool_calls(reply)]
         for end in range(len(reply)):
-            found = [call.command for call in parse_tool_calls(reply[:end])]
+            found = [call.command for call in parse_tool_calls(reply[:end]) if call.command]
             assert found == whole[: len(found)]
 
 
