@@ -43,20 +43,24 @@ def test_the_next_turn_has_its_own_grace() -> None:
         assert pin.expires_s == pytest.approx(engine.clock.now_s - 1.0 + NEXT_TURN_TTL_S)
 
 
-@pytest.mark.parametrize("victim", ["b" * 16, "a" * 16], ids=["another client", "the same client"])
-def test_long_jobs_that_are_gone_hold_no_short_ones_up(victim: str) -> None:
-    """After 10 jobs of 60 growing turns an empty pool takes 8 small jobs of another agent at once,
-    of their own client or of another one."""
-    engine = Engine(policy="agentkv", num_blocks=170, max_num_batched_tokens=4096)
-    for number in range(10):
+@pytest.mark.parametrize(
+    ("victim", "kind"),
+    [("b" * 16, 2), ("a" * 16, 2), ("a" * 16, 1)],
+    ids=["another client", "the same client", "the same agent"],
+)
+def test_long_jobs_that_are_gone_hold_no_short_ones_up(victim: str, kind: int) -> None:
+    """After 12 jobs of 128 growing turns a nearly empty pool takes 8 small jobs at once, of another
+    client, of another agent of their client, or of their own agent."""
+    engine = Engine(policy="agentkv", num_blocks=257, max_num_batched_tokens=4096)
+    for number in range(12):
         history = prompt_of(64, salt=1)
-        for _ in range(60):
+        for _ in range(128):
             history = [*history, *prompt_of(10, salt=number)]
             engine.turn(history, max_tokens=1, job_id=f"long-{number}", **of("a" * 16))
         engine.retention.release(JobKey("a" * 16, f"long-{number}"))
     for number in range(8):
         engine.add(
-            [*prompt_of(64, salt=2), *prompt_of(23, salt=20 + number)],
+            [*prompt_of(64, salt=kind), *prompt_of(23, salt=20 + number)],
             max_tokens=24,
             **of(victim, job_id=f"short-{number}"),
         )
