@@ -219,6 +219,17 @@ def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[
     return {**server(scheduler), **snapshot.live(scheduler, stats(scheduler), views)}
 
 
+def watched(
+    scheduler: RetainingScheduler, asked: Sequence[tuple[str | None, str]]
+) -> list[dict[str, Any] | None]:
+    """Describe jobs that `live` named, each to the client that watches; None for unknown ones."""
+    found = ((client, scheduler.retention.jobs.get(key)) for client, key in asked)
+    return [
+        None if job is None else JobNow(scheduler, job, client).as_watched()
+        for client, job in found
+    ]
+
+
 def bad_tags(scheduler: RetainingScheduler, number: int) -> None:
     scheduler.watchers.counters.add("bad_tags_total", amount=number)
 
@@ -227,7 +238,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
         *(info, stats, job_keys, jobs, job, keys_to_explain, explain, tool, release),
-        *(event_counts, events, live, bad_tags, clients),
+        *(event_counts, events, live, watched, bad_tags, clients),
     )
 }
 

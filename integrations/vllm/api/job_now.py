@@ -21,8 +21,7 @@ _UNDECIDED = Decision(TTL(0.0, ""))
 
 def name_of(scheduler: RetainingScheduler, viewer: str | None, key: JobKey) -> str:
     """A job's id; viewers of all (None) read whose it is if jobs of several clients have that."""
-    named = scheduler.watchers.misses.named(key.own_id) if viewer is None else ()
-    is_shared = any(other.client != key.client for other in named)
+    is_shared = viewer is None and scheduler.watchers.misses.is_id_shared(key)
     return f"{key.own_id} of {key.client}" if is_shared else key.own_id
 
 

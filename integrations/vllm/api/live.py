@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.resources
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from agentkv.errors import AgentKVServerError
 
+from ..watch.job_view import sentence
 from .engine_client import EngineLink
 
 INTERVAL_S = 1.0
+WATCHED_AT_ONCE = 64
+"""Jobs that the engine describes between two of its steps: about half a millisecond."""
 MAX_VIEWERS = 32
 """Streams that an API server process has open at once."""
 MAX_VIEWERS_OF_CLIENT = 8
@@ -103,6 +107,7 @@ class LiveHub:
             ]
             try:
                 answers = await self._engine.call("live", views)
+                await self._add_rows(clients, answers)
             except AgentKVServerError as error:
                 self._end(str(error))
                 return
@@ -115,6 +120,25 @@ class LiveHub:
             await asyncio.sleep(max(0.0, self._interval_s - (clock() - started_s)))
         self._seen_s.clear()
 
+    async def _add_rows(self, clients: list[str | None], answers: list[dict[str, Any]]) -> None:
+        """Have each engine describe the jobs that it has only named, in parts."""
+        named = [
+            {
+                (client, key): view["jobs"]
+                for client, view in zip(clients, answer["views"], strict=True)
+                for key in view.pop("more", ())
+            }
+            for answer in answers
+        ]
+        asked = [*dict.fromkeys(itertools.chain.from_iterable(named))]
+        for start in range(0, len(asked), WATCHED_AT_ONCE):
+            part = asked[start : start + WATCHED_AT_ONCE]
+            rows_of_all = await self._engine.call("watched", part)
+            for own, rows in zip(named, rows_of_all, strict=True):
+                for pair, row in zip(part, rows, strict=True):
+                    if row is not None and pair in own:
+                        own[pair].append(row)
+
     def _message(self, client: str | None, index: int, answers: list[dict[str, Any]]) -> bytes:
         """Encode what one client sees of each engine."""
         engines = []
@@ -122,7 +146,9 @@ class LiveHub:
         for answer in answers:
             seen_s[str(answer["engine"])] = answer["at_s"]
             shared = {name: value for name, value in answer.items() if name != "views"}
-            engines.append({**shared, **answer["views"][index]})
+            view = answer["views"][index]
+            told = [{"text": sentence(each), **each} for each in view.get("events", ())]
+            engines.append({**shared, **view, "events": told})
         return event("snapshot", {"interval_s": self._interval_s, "engines": engines})
 
     def _end(self, problem: str) -> None:

@@ -1,13 +1,14 @@
 """What an engine looks like at one moment, for those who watch it: the operation `live`.
 
 Runs in the engine between two steps, at most once a second and API server, so its size is bounded:
-MAX_JOBS and MAX_EVENTS for all views together. A view is what one client may see: its own jobs by
-name, those of others as blocks of the pool.
+MAX_DESCRIBED, MAX_JOBS and MAX_EVENTS for all views together. A view is what one client may see:
+its own jobs by name, those of others as blocks of the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -16,11 +17,12 @@ from agentkv.policies.jobs import Job
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from ..watch.job_view import sentence
 from .job_now import SHOWN_CHARS, JobNow, name_of
 
 MAX_JOBS = 256
-"""Jobs described in a snapshot, those with a request in the engine and the last active first."""
+"""Jobs named in a snapshot, those with a request in the engine and the last active first."""
+MAX_DESCRIBED = 12
+"""Jobs that are described in it: for the others the API server asks in parts."""
 MAX_SCANNED = 1000
 """Turns in the engine among which they are looked for."""
 MAX_EVENTS = 200
@@ -43,21 +45,25 @@ def live(
     engine = str(seam.engine_number(scheduler.vllm_config))
     log = scheduler.watchers.log
     now_s = log.now_s
-    most_jobs, most_events = MAX_JOBS // max(1, len(views)), MAX_EVENTS // max(1, len(views))
+    num = max(1, len(views))
+    most_events, most_described = MAX_EVENTS // num, MAX_DESCRIBED // num
     described = []
     for client, seen_s in views:
         since_s = seen_s.get(engine, now_s - HISTORY_S)
         events, num_left_out = log.since(since_s, client, most_events)
         if engine not in seen_s:
-            events = [*log.ended(since_s, client, MAX_ENDED), *events]
-        jobs = _jobs_of(scheduler, client, most_jobs)
+            events = [*log.ended(since_s, client, max(1, MAX_ENDED // num)), *events]
+        jobs, name = _jobs_of(scheduler, client, num), partial(name_of, scheduler, client)
         num_own = pins.num_blocks if client is None else pins.num_blocks_of(client)
         described.append(
             {
-                "jobs": [JobNow(scheduler, job, client).as_watched() for job in jobs],
+                "jobs": [
+                    JobNow(scheduler, job, client).as_watched() for job in jobs[:most_described]
+                ],
+                "more": [str(job.job_id) for job in jobs[most_described:]],
                 "num_jobs": retention.jobs.num_of(client),
                 "held_by_others": max(0, pins.num_blocks - num_own),
-                "events": [_shown(name_of(scheduler, client, key), event) for key, event in events],
+                "events": [_shown(name(key), event) for key, event in events],
                 "events_left_out": num_left_out,
             }
         )
@@ -91,18 +97,22 @@ def _pool(scheduler: RetainingScheduler) -> dict[str, int]:
     }
 
 
-def _jobs_of(scheduler: RetainingScheduler, client: str | None, most: int) -> list[Job]:
-    jobs = scheduler.retention.jobs
-    turns = islice(jobs.turns.values(), MAX_SCANNED)
+def _jobs_of(scheduler: RetainingScheduler, client: str | None, num_views: int) -> list[Job]:
+    jobs, most = scheduler.retention.jobs, MAX_JOBS // num_views
+    turns = islice(jobs.turns.values(), MAX_SCANNED // num_views)
     live = (turn.job for turn in turns if client is None or turn.job.client == client)
-    first = dict.fromkeys(job.job_id for job in islice(chain(live, jobs.latest(client)), 2 * most))
-    found = (jobs.get(job_id) for job_id in islice(first, most))
-    return [job for job in found if job is not None]
+    found: dict[str, Job] = {}
+    for job in chain(live, jobs.latest(client)):
+        if jobs.get(job.job_id) is job:
+            found[job.job_id] = job
+        if len(found) == most:
+            break
+    return list(found.values())
 
 
 def _shown(job_id: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An event with its job and what it says in words."""
-    shown = {"job_id": job_id, **entry, "text": sentence(entry)}
+    """An event with its job."""
+    shown = {"job_id": job_id, **entry}
     command = entry.get("command")
     if command is not None:
         shown["command"] = command[:SHOWN_CHARS]

@@ -12,9 +12,11 @@ import json
 import logging
 import queue
 import threading
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from operator import attrgetter
 from pathlib import Path
@@ -26,8 +28,10 @@ from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
 from agentkv.visible import visible
 
-MAX_SCANNED = 2000
-"""Events looked at for the newest ones: about a millisecond."""
+MAX_NEWEST = 2000
+"""Events of a client, and of all, that are also kept in order of time."""
+SCANNED_EACH = 16
+"""Jobs looked at for each one that ended."""
 
 Entry = dict[str, Any]
 """An event: its name, its time and its details."""
@@ -54,6 +58,9 @@ class EventLog:
         self._num_events = 0
         self._jobs: OrderedDict[JobKey, deque[Entry]] = OrderedDict()
         self._by_client: dict[str, OrderedDict[JobKey, deque[Entry]]] = {}
+        self._newest: defaultdict[str | None, deque[tuple[JobKey, Entry]]]
+        self._newest = defaultdict(partial(deque, maxlen=MAX_NEWEST))
+        """The last events that are kept, with their jobs: by client, and of all (None)."""
 
     @property
     def is_on(self) -> bool:
@@ -79,6 +86,8 @@ class EventLog:
             events.append(entry)
             self._jobs.move_to_end(key)
             own.move_to_end(key)
+            self._newest[None].append((key, entry))
+            self._newest[key.client].append((key, entry))
             self._num_events += 1
             if self._num_events > self._max_events:
                 self._drop_oldest()
@@ -90,15 +99,19 @@ class EventLog:
             self.on_event(event)
 
     def _drop_oldest(self) -> None:
+        key, events = next(iter(self._jobs.items()))
         if len(self._jobs) > 1:
-            key, events = self._jobs.popitem(last=False)
-            del self._by_client[key.client][key]
-            if not self._by_client[key.client]:
-                del self._by_client[key.client]
-            self._num_events -= len(events)
+            del self._jobs[key], self._by_client[key.client][key]
+            num_dropped, last = len(events), events[-1]
         else:
-            next(iter(self._jobs.values())).popleft()
-            self._num_events -= 1
+            num_dropped, last = 1, events.popleft()
+        self._num_events -= num_dropped
+        for client in (None, key.client):
+            newest = self._newest[client]
+            while newest and newest[0][1]["at_s"] <= last["at_s"]:
+                newest.popleft()
+        if not self._by_client[key.client]:
+            del self._by_client[key.client], self._newest[key.client]
 
     def _of(self, client: str | None) -> OrderedDict[JobKey, deque[Entry]]:
         """The jobs of one client, or of all."""
@@ -147,24 +160,19 @@ class EventLog:
         self, since_s: float, of_client: str | None, most: int
     ) -> tuple[list[tuple[JobKey, Entry]], int]:
         """The newest events later than `since_s` with their jobs' keys, in order of time; and how
-        many were left out, as far as MAX_SCANNED events tell."""
-        found: list[tuple[JobKey, Entry]] = []
-        for key, events in reversed(self._of(of_client).items()):
-            if events[-1]["at_s"] <= since_s or len(found) >= MAX_SCANNED:
-                break
-            later = itertools.takewhile(lambda entry: entry["at_s"] > since_s, reversed(events))
-            found += [(key, entry) for entry in itertools.islice(later, MAX_SCANNED)]
-        found.reverse()  # so that events of one time keep their order
-        found.sort(key=lambda each: float(each[1]["at_s"]))
-        newest = [(key, shown(entry, of_client)) for key, entry in found[-most:]]
-        return newest, max(0, len(found) - most)
+        many were left out, as far as MAX_NEWEST events tell."""
+        newest = self._newest.get(of_client, ())
+        first = bisect_right(newest, since_s, key=lambda each: float(each[1]["at_s"]))
+        num_left_out = max(0, len(newest) - first - most)
+        later = itertools.islice(newest, first + num_left_out, None)
+        return [(key, shown(entry, of_client)) for key, entry in later], num_left_out
 
     def ended(
         self, before_s: float, of_client: str | None, most: int
     ) -> list[tuple[JobKey, Entry]]:
         """How the `most` jobs ended that did so last before that time, oldest first, as far as
-        MAX_SCANNED jobs tell."""
-        jobs = itertools.islice(reversed(self._of(of_client).items()), MAX_SCANNED)
+        the last SCANNED_EACH jobs for each of them tell."""
+        jobs = itertools.islice(reversed(self._of(of_client).items()), SCANNED_EACH * most)
         last = ((key, events[-1]) for key, events in jobs if events[-1]["at_s"] <= before_s)
         closed = ((key, entry) for key, entry in last if entry["event"] == "closed")
         return [*itertools.islice(closed, most)][::-1]

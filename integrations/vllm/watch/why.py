@@ -365,6 +365,11 @@ class MissWatcher:
         """The MAX_NAMED last active jobs of all clients with this id, the last active first."""
         return list(islice(reversed(self._named.get(own_id, {})), MAX_NAMED))
 
+    def is_id_shared(self, key: JobKey) -> bool:
+        """Whether jobs of other clients have this id."""
+        named = self._named.get(key.own_id, {})
+        return len(named) > (key in named)
+
     # Bounds
 
     def _record_of(self, job_id: JobKey) -> JobRecord:

@@ -10,7 +10,12 @@ import pytest
 from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
-from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_EVENTS, MAX_JOBS
+from agentkv.integrations.vllm.api.snapshot import (
+    HISTORY_S,
+    MAX_DESCRIBED,
+    MAX_EVENTS,
+    MAX_JOBS,
+)
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
@@ -173,8 +178,8 @@ def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
 
 @pytest.mark.parametrize("num_views", [1, 4])
 def test_a_snapshot_is_bounded(num_views: int) -> None:
-    """However many jobs, events and views there are, a snapshot has at most MAX_JOBS and
-    MAX_EVENTS of them and fits into 500 kB; what is left out is counted."""
+    """However many jobs, events and views there are, a snapshot has MAX_JOBS and MAX_EVENTS
+    of them at most, describes MAX_DESCRIBED and fits into 500 kB; what is left out is counted."""
     engine = Engine(policy="agentkv", record_events=50_000)
     log = engine.scheduler.watchers.log
     for index in range(2 * MAX_JOBS):
@@ -184,7 +189,8 @@ def test_a_snapshot_is_bounded(num_views: int) -> None:
             log.on_event(ToolStarted(key, "", "é" * 512, None))
     answer = live(engine, *([None] * num_views))
     views = answer["views"]
-    assert sum(len(view["jobs"]) for view in views) == MAX_JOBS
+    assert sum(len(view["jobs"]) for view in views) == MAX_DESCRIBED
+    assert sum(len(view["jobs"]) + len(view["more"]) for view in views) == MAX_JOBS
     assert sum(len(view["events"]) for view in views) == MAX_EVENTS
     assert views[0]["num_jobs"] == 2 * MAX_JOBS
     assert views[0]["events_left_out"] > 0
@@ -200,4 +206,4 @@ def test_jobs_with_a_request_come_first() -> None:
         engine.retention.jobs.add(Job(f"idle-{index}", index))
     (view,) = live(engine)["views"]
     assert view["jobs"][0]["job_id"] == "waits"
-    assert len(view["jobs"]) == MAX_JOBS
+    assert len(view["jobs"]) + len(view["more"]) == MAX_JOBS
