@@ -72,8 +72,9 @@ SCARCE = (
     *("--block-size", "32", "--num-gpu-blocks-override", "128", "--max-model-len", "2048"),
     *("--served-model-name", "tiny"),
 )
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
-"""With it the prefix cache resets over HTTP."""
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""The prefix cache resets over HTTP; and freed copies of weights go back to the system, which glibc
+keeps otherwise: 40 updates then moved stock's worker by 0.6 MiB, without by up to 120."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,10 @@ BAD_TAGS = ({"job_id": 5}, {"job_id": "x", "turn": -1}, {"job_id": "x", "last_to
 
 def play_forever(base_url: str, policy: str, seed: int, key: str) -> None:
     dice = random.Random(seed)
-    client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=600.0)
+    # vLLM closes a connection idle for 5 s, httpx's own limit: one in 360 calls then met its end
+    kept = openai.DefaultHttpxClient(limits=httpx.Limits(keepalive_expiry=2.0))
+    asked: Any = {"max_retries": 0, "timeout": 600.0, "http_client": kept}
+    client = openai.OpenAI(base_url=base_url, api_key=key, **asked)
     parent_job_id = None
     for number in itertools.count():
         job_id = f"soak-{seed}-{number}" if dice.random() < 0.7 else f"shared-{dice.randrange(9)}"
