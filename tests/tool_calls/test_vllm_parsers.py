@@ -112,9 +112,7 @@ def test_what_is_missing_at_the_end_is_missed_by_neither(
     served = ServedParser(family, tokenizer)
     for reply in family["replies"]:
         whole = served.calls(reply)
-        last = next(reversed(whole[-1][1].values()), None)
-        if last is None:
-            continue
+        last = next(reversed(whole[-1][1].values()), "")
         for num_chars in range(1, min(MAX_CUT_CHARS, len(reply))):
             short = reply[:-num_chars]
             if short.rstrip().endswith(last) or served.calls(short) != whole:

@@ -24,7 +24,7 @@ CPU_BUILDS = (
     "0.32.0",
 )
 VERSIONS = (*CPU_BUILDS, "0.33.0")
-SUITES = ("tests/versions", "tests/integrations/vllm")
+SUITES = ("tests/versions", "tests/integrations/vllm", "tests/tool_calls/test_vllm_parsers.py")
 SEAM_SUITES = (
     "tests/versions",
     "tests/integrations/vllm/engine/test_scheduler.py",

@@ -35,6 +35,8 @@ MIN_LOST = 16
 """vLLM keeps whole blocks, by default of 16 tokens: less costs nothing."""
 LEFT_OUT = "the template leaves out what the user wrote"
 PATCH = "no setting changes that: give vLLM a patched template with --chat-template FILE"
+GPT_OSS = "vLLM renders gpt-oss without its template, and drops thinking when the user writes again"
+"""Source: `auto_drop_analysis_messages` in vLLM 0.32's openai/parser/harmony_utils.py."""
 _OPENS_A_THOUGHT = re.compile(r"[<\[|](?!/)\w*(think|thought|reason)\w*[|>\]]+\s*$", re.I)
 _DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%d %b %Y", "%d %B %Y", "%B %d, %Y", "%b %d, %Y")
 
@@ -137,7 +139,7 @@ class _Play:
         turns = zip(prompts, replied, prompts[1:], messages[2::2], users, strict=False)
         self.turns = [Continuation(*turn) for turn in turns]
         if "<|start|>assistant" in prompts[0].text:
-            raise NotRenderedError("vLLM renders this model (gpt-oss) without its template")
+            raise NotRenderedError(GPT_OSS)
         self.start = prompts[0].text, replied[0].text
         """The first prompt and its reply: what changes these changes the model's work."""
 
@@ -263,6 +265,8 @@ def _causes(turn: Continuation) -> Iterator[tuple[str, str]]:
 
 
 def _unchecked(reason: str) -> Check:
+    if reason == GPT_OSS:
+        return warn("chat template: thinking", reason, "no setting changes that")
     advice = "check it on the server, with --url, or give a --model with a template that renders"
     return warn("chat template", f"not checked: {reason}", advice)
 

@@ -114,6 +114,7 @@ def test_a_template_that_only_appends_is_ok(tmp_path: Path) -> None:
             "of each minute",
             '"date_string"',
         ),
+        ({"opening": "<|start|>assistant"}, "thinking", "gpt-oss .* writes again", "no setting"),
         ({"before": "{{ messages | length }}"}, "history", "writes '2.*in place of '0", ""),
     ],
 )
