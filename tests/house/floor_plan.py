@@ -33,16 +33,16 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_265,
     ("integrations/vllm/front_end",): 938,
-    ("integrations/vllm/retention",): 3_456,
+    ("integrations/vllm/retention",): 3_453,
     ("integrations/vllm/watch",): 2_996,
-    ("integrations/vllm/api",): 1_912,
+    ("integrations/vllm/api",): 1_913,
     ("integrations/vllm/engine",): 1_728,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 9_013,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_221,
-    ("tests",): 42_622,
+    ("tests",): 42_641,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_860

@@ -130,14 +130,15 @@ class LiveHub:
             }
             for answer in answers
         ]
+        found: list[dict[Any, Any]] = [{} for _ in answers]
         asked = [*dict.fromkeys(itertools.chain.from_iterable(named))]
         for start in range(0, len(asked), WATCHED_AT_ONCE):
             part = asked[start : start + WATCHED_AT_ONCE]
-            rows_of_all = await self._engine.call("watched", part)
-            for own, rows in zip(named, rows_of_all, strict=True):
-                for pair, row in zip(part, rows, strict=True):
-                    if row is not None and pair in own:
-                        own[pair].append(row)
+            for known, rows in zip(found, await self._engine.call("watched", part), strict=True):
+                known.update(zip(part, rows, strict=True))
+        for own, known in zip(named, found, strict=True):
+            for pair, jobs in own.items():
+                jobs += [known[pair]] if known[pair] else []
 
     def _message(self, client: str | None, index: int, answers: list[dict[str, Any]]) -> bytes:
         """Encode what one client sees of each engine."""

@@ -110,6 +110,26 @@ async def test_a_snapshot_names_each_engine() -> None:
     assert all("views" not in each and len(each["jobs"]) == 1 for each in snapshot["engines"])
 
 
+async def test_jobs_that_an_engine_only_names_are_asked_for() -> None:
+    """Each engine's come in its order, and no job that it did not name or has forgotten."""
+
+    def naming(*names: str) -> dict[str, Callable[..., Any]]:
+        def live(views: Sequence[Any]) -> dict[str, Any]:
+            seen = [{"jobs": [{"job_id": "0"}], "more": [*names]} for _ in views]
+            return {"engine": 0, "at_s": 7.0, "views": seen}
+
+        def watched(asked: Sequence[Any]) -> list[Any]:
+            return [None if key == "gone" else {"job_id": key} for _, key in asked]
+
+        return {"live": live, "watched": watched}
+
+    async with server(naming("a", "b", "gone"), naming("c", "b")) as (watch, _):
+        _, snapshot = await watch().next()
+    shown = [[job["job_id"] for job in each["jobs"]] for each in snapshot["engines"]]
+    assert shown == [["0", "a", "b"], ["0", "c", "b"]]
+    assert all("more" not in each for each in snapshot["engines"])
+
+
 async def test_all_viewers_share_one_call() -> None:
     """Four viewers see many snapshots, of which each took one call to the engine."""
     async with server() as (watch, core):
