@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentkv.errors import AgentKVError, SettingsError, SetupError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE
 from agentkv.integrations.vllm.engine import seam
-from agentkv.integrations.vllm.versions import missing_names, version_problem
+from agentkv.integrations.vllm.versions import NEWEST, OLDEST, missing_names, version_problem
 from agentkv.policies.names import PARSER_KEY, SHIPPED
 from tests.integrations.vllm.vllm_names import serve_parser
 
@@ -297,6 +298,13 @@ def test_versions_are_judged(version: str, problem: str | None) -> None:
     """>= 0.23, < 0.34 is supported; older is refused, newer is checked and warned of."""
     found = version_problem(version)
     assert found is None if problem is None else problem in str(found)
+
+
+def test_what_is_installed_is_what_is_supported() -> None:
+    """The extra `vllm` asks for the versions that the plugin starts without a warning."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    (oldest, newest) = (f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+    assert project["optional-dependencies"]["vllm"] == [f"vllm>={oldest},<{newest}"]
 
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
