@@ -45,7 +45,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 42_641,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 32_814
+MAX_DOCS_WORDS = 32_810
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",

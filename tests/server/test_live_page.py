@@ -62,7 +62,7 @@ def test_the_demo_agents_turns_appear_in_the_page(
         for name, value in expected.items():
             page.wait_for_selector(f"#total-{name}[value='{value}']")
         assert ends["returned"] > 0
-        assert page.inner_text("#tail-took").startswith("p50 ")
+        assert page.inner_text("#tail-took").startswith("p50\xa0")
         assert page.get_attribute(".legend .held + b, .legend b >> nth=1", "data-blocks") == "0"
         assert "its next turn came after" in page.inner_text("#decisions")
         page.click("button.open")

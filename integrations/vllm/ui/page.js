@@ -44,9 +44,11 @@ function speedOf() {
   };
 }
 
+// p50 and p99 of later and of first turns, each on a line where there is room, and of how many.
 function tailOf(part) {
-  const told = [["later", ""], ["first", "first "]].map(([which, name]) => [name, times.spread(which, part)]).filter(([, found]) => found);
-  return told.map(([name, { n, p50, p99 }]) => `${name}p50 ${seconds(p50)}, p99 ${seconds(p99)} of ${count(n)}`).join("; ");
+  const found = ["later", "first"].map((which) => [which, times.spread(which, part)]).filter(([, each]) => each);
+  const told = found.map(([which, { p50, p99 }]) => `${which === "first" ? "first " : ""}p50 ${seconds(p50)}, p99 ${seconds(p99)}`.replaceAll(" ", "\u00a0"));
+  return [told.join("; "), `Of ${listed(found.map(([which, { n }]) => `${count(n)} ${which}`))} turns that ended in the last ${MEAN_S / 60} minutes`];
 }
 
 function totalsOf(engines) {
@@ -84,7 +86,6 @@ function drawTotals(engines) {
     figure.append(value);
     note.id = `note-${id}`;
     tail.id = `tail-${id}`;
-    tail.title = `Of turns that ended in the last ${MEAN_S / 60} minutes`;
     box.append(element("dt", "", title), figure, note, tail);
     list.append(box);
   }
@@ -98,7 +99,8 @@ function drawTotals(engines) {
     byId(`total-${id}`).value = String(value);
     setText(byId(`total-${id}`), text);
     setText(byId(`note-${id}`), note);
-    setText(byId(`tail-${id}`), tail ?? "");
+    if (tail) setText(byId(`tail-${id}`), tail[0]);
+    if (tail) byId(`tail-${id}`).title = tail[1];
     if (!lines) continue;
     if (!box.querySelector("svg")) box.append(curveImage());
     drawCurves(box.querySelector("svg"), lines, title);

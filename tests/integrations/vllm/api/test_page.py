@@ -169,11 +169,13 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         }
         assert rate == pytest.approx(2 * 1005 / 105, rel=0.05)
         assert page.inner_text("#note-ttft") == "┄ first turns 2.0 s, since the start"
-        tails = [page.inner_text(f"#tail-{name}") for name in ("ttft", "took")]
-        assert tails == [
-            "p50 1.0 s, p99 1.5 s of 2; first p50 2.0 s, p99 2.0 s of 1",
-            "p50 3.0 s, p99 4.0 s of 2; first p50 6.0 s, p99 6.0 s of 1",
+        tails = [page.inner_text(f"#tail-{name}").split() for name in ("ttft", "took")]
+        assert [" ".join(words) for words in tails] == [
+            "p50 1.0 s, p99 1.5 s; first p50 2.0 s, p99 2.0 s",
+            "p50 3.0 s, p99 4.0 s; first p50 6.0 s, p99 6.0 s",
         ]
+        title = "Of 2 later, 1 first turns that ended in the last 5 minutes"
+        assert page.get_attribute("#tail-ttft", "title") == title
         assert page.inner_text("#note-stock") == "stock vLLM: about 25 %"
         assert page.inner_text("#note-hits") == "5.0 s of engine time won, of 4,000 prompt tokens"
         assert page.inner_text("#note-pins") == "60 of 80"
