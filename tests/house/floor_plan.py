@@ -42,10 +42,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_221,
-    ("tests",): 42_641,
+    ("tests",): 42_651,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 32_810
+MAX_DOCS_WORDS = 32_745
 
 LONG_ON_PURPOSE: dict[str, str] = {
     "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",
