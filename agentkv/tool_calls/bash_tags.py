@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agentkv.tool_calls.call import ToolCall, bash_calls, call_of
+from agentkv.tool_calls.call import bash_calls, call_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _BASH_TAGS = (
@@ -31,9 +31,11 @@ _INNER_COMMAND = re.compile(r"\s*+<command>(.*)</command>", re.DOTALL)
 _INNER_FENCE = re.compile(r"\s*+```\w*+\n(.*?)\n?```\s*", re.DOTALL)
 
 _TYPED = re.compile(
-    r"\s*+<keystrokes(?:\s++duration=[\"']?(?P<duration>\d{1,9}(?:\.\d{1,9})?+))?+[^<>]{0,100}+>"
+    r"<keystrokes(?:[^<>]{0,200}?\bduration\s*+=\s*+[\"'](?P<duration>\d{1,9}(?:\.\d{1,9})?)[\"'])?"
+    r"[^<>]{0,200}+>(?P<keys>(?:(?!<keystrokes\b).)*?)</keystrokes>",
+    re.DOTALL,
 )
-_END_OF_TYPED = re.compile("</keystrokes>")
+_END_OF_TYPED = re.compile("</commands>")
 
 _CLINE_TAGS = (
     *("write_to_file", "replace_in_file", "apply_diff", "insert_content", "search_and_replace"),
@@ -67,18 +69,16 @@ def read_bash_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
 
 
 def read_typed(reply: ReplyText, opener: re.Match[str]) -> Reading:
-    """Read what Terminus types, in turn. Source: the XML prompt of terminal-bench's Terminus 2."""
-    calls: list[ToolCall] = []
-    position = opener.end()
-    while tag := _TYPED.match(reply.text, position):
-        if (end := reply.next(_END_OF_TYPED, tag.end())) is None:
-            break
-        arguments: dict[str, object] = {"keystrokes": reply.text[tag.end() : end.start()]}
-        if tag["duration"]:
-            arguments["duration"] = float(tag["duration"])
-        calls.append(call_of("terminal", arguments, "terminus"))
-        position = end.end()
-    return Reading(position, calls)
+    """Read what Terminus types, in turn; without the closing tag it types nothing.
+
+    Source: agents/terminus_2/terminus_xml_plain_parser.py of terminal-bench 0.2.18.
+    """
+    end = reply.next(_END_OF_TYPED, opener.end())
+    if end is None:
+        return reply.cut_off
+    typed = _TYPED.finditer(reply.text, opener.end(), end.start())
+    given = [{"keystrokes": t["keys"], "duration": float(t["duration"] or 1)} for t in typed]
+    return Reading(end.end(), [call_of("terminal", keys, "terminus") for keys in given])
 
 
 def read_cline_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
