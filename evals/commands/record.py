@@ -126,7 +126,7 @@ def summary(total: Mapping[str, Any]) -> list[str]:
     return [
         found,
         f"{total['turns_evicted']} turns computed {total['lost_tokens']} tokens again that were no "
-        f"longer there; {total['turns_diverged']} changed their history, which no policy can help.",
+        f"longer there; {total['turns_diverged']} repeated only a part of the turn before.",
         "",
         f"{total['jobs']} jobs, {total['turns']} turns ({total['turns_finished']} finished, "
         f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
