@@ -20,6 +20,8 @@ from agentkv.errors import InputError, StatusError
 from agentkv.protocol import routing_headers
 from agentkv.visible import visible
 
+LARGE_UNIT_TOKENS = 128
+"""Hits in larger units cost a turn more than a line: what fills none is computed again."""
 _INDENT = " " * 6
 
 
@@ -57,6 +59,8 @@ def report(job: Mapping[str, Any]) -> str:
     ]
     if job.get("is_id_shared"):
         lines.append("  this id names several conversations at once -> give each its own")
+    if (unit := job.get("hit_unit_tokens", 1)) > LARGE_UNIT_TOKENS:
+        lines.append(f"  this model's cache hits in units of {unit:,} tokens -> see Hybrid models")
     for turn in job["turns"]:
         if turn["miss"] is not None:
             lines += _turn_lines(turn, turn["miss"])

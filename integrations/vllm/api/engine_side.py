@@ -155,6 +155,7 @@ def explain(
             "is_id_shared": any(
                 each["event"] == "id_shared" for each in log.last_of(key, MAX_READ)
             ),
+            "hit_unit_tokens": scheduler.pool.hit_tokens,
             "savings": misses.savings_of(key).as_dict(),
             "turns": turns_of(scheduler, key, client),
         }
