@@ -200,7 +200,8 @@ class Top(App[None]):
     # What is shown
 
     def on_data_table_row_highlighted(self) -> None:
-        self.screen_stack[0].query_one("#decisions", Static).update(self._decisions())
+        for screen in self.screen_stack[:1]:  # none is left while the program ends
+            screen.query_one("#decisions", Static).update(self._decisions())
 
     def _set_columns(self) -> None:
         table = self.screen_stack[0].query_one(DataTable)

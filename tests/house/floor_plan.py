@@ -38,11 +38,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_728,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 9_017,
+    ("evals",): 9_018,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_221,
-    ("tests",): 42_668,
+    ("tests",): 42_673,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

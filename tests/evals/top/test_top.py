@@ -279,6 +279,11 @@ def test_a_server_that_does_not_answer_ends_the_command(
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
+def test_a_row_that_comes_after_the_end_is_ignored() -> None:
+    """Textual may highlight a row once the screens of a program that ends are gone."""
+    Top(LiveFeed("http://127.0.0.1:9", None)).on_data_table_row_highlighted()
+
+
 def test_events_that_are_sent_twice_are_kept_once() -> None:
     """A further viewer of the same client makes the server send the last two minutes again."""
     board = Board()
