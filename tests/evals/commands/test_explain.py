@@ -10,7 +10,7 @@ from tests.integrations.vllm.harness import Engine
 
 @pytest.mark.parametrize("block_tokens", [16, 640])
 def test_a_large_unit_of_hits_is_named(block_tokens: int) -> None:
-    """A hybrid model's turn finds nothing behind its last unit, whatever the policy."""
+    """A hybrid model's turn finds nothing behind its last unit, under any policy."""
     engine = Engine(num_blocks=100, num_state_groups=1, block_tokens=block_tokens)
     engine.turn(prompt_of(700), job_id="a")
     (job,) = engine_side.explain(engine.scheduler, None, ["a"])
