@@ -27,8 +27,8 @@ from tests.evals.swebench.run_folders import SUITE, gold_patches
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 GOLD = gold_patches()
 LIMIT_S = 90.0
-# each instance takes a second before its agent starts, so that a run has a middle
-SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_command=sleep 1")
+# each instance takes two seconds before its agent starts, so that a run has a middle
+SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_command=sleep 2")
 Whole = tuple[RunPlan, dict[str, Any], ScriptedServer]
 
 
