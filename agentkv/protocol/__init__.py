@@ -20,6 +20,8 @@ from agentkv.errors import TagError
 
 WIRE_VERSION = 1
 
+LARGE_HIT_UNIT_TOKENS = 128
+"""Tokens of the largest blocks of models with full attention alone."""
 MAX_ID_CHARS = 256
 MAX_TURN = 1_000_000
 MAX_TOOL_CHARS = 4096

@@ -17,11 +17,9 @@ from agentkv.client.ledger import against_stock
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
-from agentkv.protocol import routing_headers
+from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, routing_headers
 from agentkv.visible import visible
 
-LARGE_UNIT_TOKENS = 128
-"""Hits in larger units cost a turn more than a line: what fills none is computed again."""
 _INDENT = " " * 6
 
 
@@ -59,7 +57,7 @@ def report(job: Mapping[str, Any]) -> str:
     ]
     if job.get("is_id_shared"):
         lines.append("  this id names several conversations at once -> give each its own")
-    if (unit := job.get("hit_unit_tokens", 1)) > LARGE_UNIT_TOKENS:
+    if (unit := job.get("hit_unit_tokens", 1)) > LARGE_HIT_UNIT_TOKENS:
         lines.append(f"  this model's cache hits in units of {unit:,} tokens -> see Hybrid models")
     for turn in job["turns"]:
         if turn["miss"] is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from agentkv.policies.names import SHIPPED
-from agentkv.protocol import WIRE_VERSION
+from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, WIRE_VERSION
 
 from ..versions import version_problem
 from .check import Check, fail, ok, warn
@@ -34,8 +34,6 @@ TIMEOUT_S = 10.0
 MIN_TURNS = 20
 """With fewer turns than this, the share of diverged turns is not judged."""
 MAX_DIVERGED_SHARE = 0.2
-MAX_HIT_TOKENS = 128
-"""Tokens of the largest blocks of models with full attention alone."""
 
 
 def connect(
@@ -163,7 +161,7 @@ def _check_info(info: dict[str, Any]) -> Iterator[Check]:
     hit_tokens = info.get("hit_tokens", 1)
     seen = f"this model's cache hits in units of {hit_tokens} tokens"
     advice = "--prefix-match-unit 32 makes them smaller where vLLM has it: see Hybrid models"
-    is_small = hit_tokens <= MAX_HIT_TOKENS
+    is_small = hit_tokens <= LARGE_HIT_UNIT_TOKENS
     yield ok("hit unit", seen) if is_small else warn("hit unit", seen, advice)
 
 
