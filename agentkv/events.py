@@ -205,7 +205,7 @@ class Pinned(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Decided(JobEvent):
-    """It is known what runs between two turns, and how long the KV is held for it."""
+    """The policy knows what runs between two turns, and how long the KV is held for it."""
 
     name: ClassVar[str] = "decision"
     logged: ClassVar[str] = (
@@ -220,7 +220,7 @@ class Decided(JobEvent):
     command: str | None
     """The tool call's key, or its text with `show_commands`."""
     is_first: bool
-    """It is the first decision about this pin."""
+    """True for the first decision about this pin."""
     blocks: int
     """Blocks that are held; 0 if they are not."""
 

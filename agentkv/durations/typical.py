@@ -30,16 +30,16 @@ UNKNOWN_S = 1.0
 _LASTING_S = 1.0
 _QUESTION_S = 0.2
 _PLAN_S = 1.0
-"""At most, of printing what would be done."""
+"""Time to print what would be done, at most."""
 _SETTINGS_S = 0.1
-"""Of reading an environment into the shell."""
+"""Time to read an environment into the shell."""
 _WHOLE_DISK_S = 5.0
 _STATE_S = 30.0
-"""Of waiting until something elsewhere is ready."""
+"""Time until something elsewhere is ready."""
 _RUNNER_S = 0.5
 """The round trip to a container or host, if it is not listed."""
 _DETACH_S = 1.0
-"""Of a server until it is in the background."""
+"""Time until a server is in the background."""
 
 TABLES = tables_in("durations", "typical.toml")
 
@@ -96,7 +96,7 @@ _WHOLE_DISK = frozenset({"/", "/*", "/usr", "~", "$HOME"})
 _WORD_ENDS = re.compile(r"[:._/-]+")
 _SCRIPT_ENDINGS = (".sh", ".py", ".js", ".rb", ".pl", ".bat", ".cmd", ".ps1")
 _TASK_RUNNERS = frozenset({"composer", "grunt", "gulp", "just", "lerna", "nx", "turbo"})
-"""In addition to those that `commands` knows."""
+"""Task runners in addition to those that `commands` knows."""
 
 
 def typical_s(program: Program) -> float | None:

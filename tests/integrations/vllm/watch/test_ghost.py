@@ -27,7 +27,9 @@ class Ghost:
         self.pool = KVPool(num_blocks, BLOCK)
         self.now_s = 0.0
         costs = RestoreCostModel(self.pool, None, self.clock)
-        self.ghost = ghost.StockGhost(self, costs, BackgroundWorker(), 100)  # type: ignore[arg-type]
+        self.woken_s: list[float] = []
+        worker = BackgroundWorker(wake=lambda: self.woken_s.append(self.now_s))
+        self.ghost = ghost.StockGhost(self, costs, worker, 100)  # type: ignore[arg-type]
         self._jobs: dict[str, Job] = {}
 
     def clock(self) -> float:
@@ -136,3 +138,14 @@ def test_turns_beyond_its_bound_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert told.hits == {}
     told.runs("long", 0.0, 20.0, range(50, 60))
     assert len(told.hits["a"]) == 2  # after the first
+
+
+def test_an_idle_engine_is_woken_for_what_was_played() -> None:
+    """It counts a later turn at once, not only when the next request comes."""
+    played = Ghost(10)
+    played.arrives(0.0, "a", "job")
+    played.runs("a", 0.0, 1.0, range(3))
+    assert not played.woken_s
+    played.arrives(2.0, "b", "job")
+    played.runs("b", 2.0, 3.0, range(4), hit=3)
+    assert played.woken_s == [3.0]
