@@ -6,6 +6,7 @@ rules are in `agentkv.policies`. Scheduling changes timing and memory, never out
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -398,9 +399,9 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _expire_while_idle(self) -> None:
         self.watchers.count_news()
         self.retention.do_what_is_due()
-        next_due_s = self.retention.next_due_s
-        if next_due_s is not None:
-            self.wake_at(next_due_s)
+        due_s = min(self.retention.next_due_s, self.watchers.ghost.due_s)
+        if due_s < math.inf:
+            self.wake_at(due_s)
 
     @seam.guarded(None)
     def _push_stats(self) -> None:

@@ -352,12 +352,11 @@ class RetentionManager:
         self.predictor.save_if_due()
 
     @property
-    def next_due_s(self) -> float | None:
-        """When there will be something to do, as far as is known now."""
+    def next_due_s(self) -> float:
+        """When there will be something to do, as far as is known now; infinite: never."""
         times_s = (self.pins.next_expiry_s, self.inference.next_end_s, self.predictor.next_save_s)
         known_s = [time_s for time_s in times_s if time_s is not None]
-        due_s = min([self.jobs.next_lease_s, *known_s])
-        return None if math.isinf(due_s) else due_s
+        return min([self.jobs.next_lease_s, *known_s])
 
     def expire_due_pins(self, now_s: float) -> None:
         """End pins whose TTL is over, except of jobs whose next turn waits. O(1) if none is.

@@ -82,6 +82,11 @@ class PlayedTurn:
         """By how much earlier than it really did it ends as it is played."""
         return self.ended_s - self.played_s
 
+    @property
+    def awaited_until_s(self) -> float:
+        """How long its job's next turn may still come, or a job that takes its place."""
+        return self.ended_s + (SOON_S if self.is_over else MAX_AHEAD_S)
+
 
 class StockPool:
     """vLLM's block pool: what running requests hold, and the rest by last use."""
@@ -148,6 +153,8 @@ class StockGhost:
         self._ahead: list[PlayedTurn] = []
         """Turns played to an end before they really ended, and that nothing follows yet."""
         self._lead_s = 0.0
+        self.due_s = inf
+        """When the first of them no longer keeps back what comes after it."""
 
     # What was: the main thread
 
@@ -190,6 +197,12 @@ class StockGhost:
         self._ended.append(turn)
         self._worker.do(self.play, can_wait=True)
 
+    def play_if_due(self) -> None:
+        """Go on though no turn ends, as in an idle engine. O(1) if nothing is due."""
+        if self._host.clock() >= self.due_s:
+            self.due_s, self._real_s = inf, self._host.clock()
+            self._worker.do(self.play, can_wait=True)
+
     def on_closed(self, event: Closed) -> None:
         self._live.discard(event.job_id)
         turn = self._last.get(event.job_id)
@@ -225,16 +238,15 @@ class StockGhost:
         while self._ended:
             self._take_end(self._ended.popleft())
         self._ahead = [
-            turn
-            for turn in self._ahead
-            if not turn.followers
-            and real_s - turn.ended_s < (SOON_S if turn.is_over else MAX_AHEAD_S)
+            turn for turn in self._ahead if not turn.followers and real_s < turn.awaited_until_s
         ]
         self._lead_s = max((turn.lead_s for turn in self._ahead), default=0.0)
         while self._play_next(real_s - self._lead_s):
             pass
-        if self.compared:
-            self._worker.wake()  # an idle engine counts nothing by itself
+        waits = bool(self._events and self._ahead)
+        self.due_s = min(turn.awaited_until_s for turn in self._ahead) if waits else inf
+        if self.compared or waits:
+            self._worker.wake()  # an idle engine counts nothing by itself, and sees no time pass
 
     def _take_end(self, turn: PlayedTurn) -> None:
         units = array("q", map(hash, turn.block_hashes[self._unit_blocks - 1 :: self._unit_blocks]))

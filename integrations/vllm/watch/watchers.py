@@ -72,6 +72,7 @@ class Watchers:
     def count_news(self) -> None:
         """Count what other threads have found, on the main thread. O(1) if that is nothing."""
         self.listeners.count_news()
+        self.ghost.play_if_due()
         while self.ghost.compared:
             self.misses.add_compared(self.ghost.compared.popleft())
 

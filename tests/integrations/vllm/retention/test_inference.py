@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -402,7 +403,7 @@ def test_single_turn_chat_holds_nothing() -> None:
     for _ in range(MAX_SIBLINGS + 3):
         engine.turn(prompt_of(100), reply="Paris (France).", max_tokens=4)
     retention = engine.retention
-    assert (live_jobs(engine), engine.pinned, retention.next_due_s) == ({}, {}, None)
+    assert (live_jobs(engine), engine.pinned, retention.next_due_s) == ({}, {}, inf)
     assert len(retention.inference.turns) == MAX_SIBLINGS
 
 

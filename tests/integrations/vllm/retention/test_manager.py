@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -171,7 +172,7 @@ def test_an_idle_job_loses_its_lease() -> None:
     assert retention.next_due_s == retention.jobs.get("a").last_activity_s + 600.0
     engine.wait(201.0)
     assert not len(retention.jobs)
-    assert retention.next_due_s is None
+    assert retention.next_due_s == inf
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,19 @@ def test_an_idle_engine_is_woken_for_what_was_played() -> None:
     played.arrives(2.0, "b", "job")
     played.runs("b", 2.0, 3.0, range(4), hit=3)
     assert played.woken_s == [3.0]
+
+
+def test_an_idle_engine_plays_on_when_a_next_turn_is_no_longer_awaited() -> None:
+    """What came after a job that was held back counts, though no request ends any more."""
+    told = Ghost(10)
+    told.arrives(0.0, "a1", "a")
+    told.arrives(2.0, "b1", "b")
+    told.runs("b1", 2.0, 3.0, range(3))
+    told.arrives(5.0, "b2", "b")
+    told.runs("b2", 5.0, 6.0, range(4), hit=3)
+    told.runs("a1", 10.0, 11.0, range(100, 106))
+    assert told.hits == {}  # a's second turn could still come before all of b
+    assert told.woken_s[-1] == 11.0  # so that the engine sees when it is too late for that
+    told.now_s = told.ghost.due_s
+    told.ghost.play_if_due()
+    assert told.hits == {"b": [3]}
