@@ -424,7 +424,7 @@ def _why(entry: Entry) -> str:
 def _reuse(entry: Entry) -> str:
     if entry["miss"]:
         return f"computes {entry['miss']['tokens']:,} tokens again: {entry['miss']['why']}"
-    return f"finds all of {entry['expected_tokens']:,} tokens of the turn before"
+    return f"finds all {entry['expected_tokens']:,} tokens that the turn before left to be found"
 
 
 _SENTENCES: Mapping[str, Callable[[Entry], str]] = {
