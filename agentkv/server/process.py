@@ -7,6 +7,7 @@ is asked.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,13 +28,21 @@ POLL_S = 0.2
 STOP_S = 30.0
 """How long the server may take to end before its process group is killed."""
 
+SERVER_PORTS = range(20_000, 32_768)
+"""Below Linux's default `net.ipv4.ip_local_port_range`; other systems' begins higher."""
+
 
 def free_port() -> int:
-    """Find a TCP port of 127.0.0.1 that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a TCP port of 127.0.0.1 that is free at this moment.
+
+    One that no outgoing connection gets by itself: such a connection could take it before the
+    server does. Raises OSError after a hundred that are taken.
+    """
+    for port in random.SystemRandom().sample(SERVER_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port among a hundred from {SERVER_PORTS[0]} to {SERVER_PORTS[-1]}")
 
 
 class HTTPProcess:

@@ -28,7 +28,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/tool_calls",): 2_069,
     ("agentkv/durations", "agentkv/commands"): 4_101,
     ("agentkv/policies",): 2_036,
-    ("agentkv/testing", "agentkv/server"): 2_044,
+    ("agentkv/testing", "agentkv/server"): 2_046,
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_265,
@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_221,
-    ("tests",): 42_749,
+    ("tests",): 42_752,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

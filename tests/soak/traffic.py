@@ -87,15 +87,18 @@ def ask(dice: random.Random, client: openai.OpenAI, request: dict[str, Any]) -> 
 
 
 def disturb(dice: random.Random, base_url: str, key: str) -> None:
-    """Signals for unknown jobs and refused tags; raises AssertionError for another answer."""
+    """Signals for unknown jobs and refused tags; raises AssertionError for another answer.
+
+    In the middle of a long step a signal is accepted unread.
+    """
     event = {"state": dice.choice(("started", "finished")), "command": "ls " + "x" * 3000}
     asked: Any = {"headers": {"Authorization": f"Bearer {key}"}, "timeout": 600}
     jobs = f"{base_url}/agentkv/jobs"
     signalled = httpx.post(f"{jobs}/nobody/tool", json=event, **asked)
-    assert signalled.status_code == 404, signalled.text
+    assert signalled.status_code in (202, 404), signalled.text
     for what, body in (("tool", event), ("release", {})):  # of a job that another may play now
         found = httpx.post(f"{jobs}/shared-{dice.randrange(9)}/{what}", json=body, **asked)
-        assert found.status_code in (200, 404), found.text
+        assert found.status_code in (200, 202, 404), found.text
     request = {"model": "tiny", "prompt": "hello", "max_tokens": 1, WIRE_FIELD: 1}
     request |= dice.choice(BAD_TAGS)
     refused = httpx.post(f"{base_url}/completions", json=request, **asked)
