@@ -29,14 +29,14 @@ STOP_S = 30.0
 """How long the server may take to end before its process group is killed."""
 
 SERVER_PORTS = range(20_000, 32_768)
-"""Below Linux's default `net.ipv4.ip_local_port_range`; other systems' begins higher."""
+"""Ports below those of outgoing connections, by Linux's default `net.ipv4.ip_local_port_range`."""
 
 
 def free_port() -> int:
     """Find a TCP port of 127.0.0.1 that is free at this moment.
 
-    One that no outgoing connection gets by itself: such a connection could take it before the
-    server does. Raises OSError after a hundred that are taken.
+    On Linux no outgoing connection gets it by itself, before the server does. Raises OSError
+    after a hundred that are taken.
     """
     for port in random.SystemRandom().sample(SERVER_PORTS, 100):
         with socket.socket() as probe, suppress(OSError):

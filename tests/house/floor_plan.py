@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
     ("studies",): 4_221,
-    ("tests",): 42_752,
+    ("tests",): 42_760,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

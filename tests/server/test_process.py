@@ -63,6 +63,14 @@ def test_another_server_is_never_taken_for_this_one(tmp_path: Path) -> None:
     assert server.pid is None
 
 
+def test_no_connection_gets_a_servers_port_by_itself() -> None:
+    """Linux gives outgoing connections ports of this range."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not given.exists():
+        pytest.skip("not Linux")
+    assert free_port() < int(given.read_text().split()[0])
+
+
 def test_urls_name_the_port() -> None:
     """base_url is for OpenAI clients, and has the port."""
     port = free_port()
