@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[2_000, 32_000, 100_000])
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--first-turns", type=int, default=0, help="of `served`, for each size")
     parser.add_argument("--side", action="append", help="of `served`: stock, workers2, ours, ...")
     parser.add_argument("--tokenizer", type=Path, nargs="+", default=[], help="of `equality`")
     parser.add_argument("--edits", type=int, default=8_000, help="of `equality`")
@@ -57,7 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             from . import served
 
             for row in served.measure(
-                model, options.side, options.tokens, options.at_once, options.turns, options.seed
+                model,
+                options.side,
+                options.tokens,
+                options.at_once,
+                options.turns,
+                options.first_turns,
+                options.seed,
             ):
                 rows.append(row)
                 say(served.describe(row))

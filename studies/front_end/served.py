@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,10 +51,12 @@ def measure(
     sizes: Sequence[int],
     at_once: Sequence[int],
     num_turns: int,
+    num_first_turns: int,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """One row for each size and number of conversations; they share all but their last messages,
-    so that the engine computes a long history once."""
+    """Rows for each size: later turns of a number of conversations at once, which share all but
+    their last messages, so that the engine computes a long history once; and first turns of as many
+    new conversations, one after the other."""
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: _server(model, name, logs) for name in sides or ("stock", "ours")}
@@ -64,6 +66,11 @@ def measure(
         for server in servers.values():
             server.wait_until_ready()
         for size in sizes:
+            if num_first_turns:
+                yield {
+                    **{"tokens": size, "first turns": num_first_turns},
+                    **_summary(_play_first(servers, size, num_first_turns, seed + 1)),
+                }
             conversations = Conversations(seed)
             shared = conversations.history(size)
             for number in at_once:
@@ -73,7 +80,7 @@ def measure(
                 ]
                 yield {
                     **{"tokens": size, "at once": number, "turns": num_turns},
-                    **_play(servers, conversations, own, num_turns),
+                    **_summary(_play(servers, conversations, own, num_turns)),
                 }
 
 
@@ -88,43 +95,70 @@ def _server(model: Path, name: str, logs: Path) -> ServerProcess:
     )
 
 
+class Round(NamedTuple):
+    """What some requests at once took on one server."""
+
+    ttfts_s: list[float]
+    wall_s: float
+    cpu_s: float
+    """Of the API server."""
+    replies: list[str]
+
+
 def _play(
     servers: dict[str, ServerProcess],
     conversations: Conversations,
     own: list[Messages],
     num_turns: int,
-) -> dict[str, Any]:
-    told: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in servers}
-    for turn in range(-1, num_turns + 1):  # a first turn, one that counts not, and then later ones
+) -> dict[str, list[Round]]:
+    told: dict[str, list[Round]] = {name: [] for name in servers}
+    for turn in range(-2, num_turns):  # a first turn, one that counts not, and then later ones
         bodies = [body_of(messages, temperature=0, ignore_eos=True) for messages in own]
-        replies = set()
-        for name in list(servers) if turn % 2 else list(servers)[::-1]:
-            ttfts, wall_s, cpu_s, texts = _round(servers[name], bodies)
-            told[name].append((ttfts, wall_s, cpu_s))
-            replies.add(tuple(texts))
-        if len(own) == 1 and len(replies) > 1:  # with several a batch may round otherwise
-            raise SystemExit(f"greedy replies differ: {replies}")
+        _ask_all(servers, bodies, told, turn)
         for messages in own:
             conversations.grow(messages)
+    return {name: rounds[2:] for name, rounds in told.items()}
+
+
+def _play_first(
+    servers: dict[str, ServerProcess], size: int, number: int, seed: int
+) -> dict[str, list[Round]]:
+    told: dict[str, list[Round]] = {name: [] for name in servers}
+    for each in range(number):
+        history = Conversations(seed + each).history(size)
+        _ask_all(servers, [body_of(history, temperature=0, ignore_eos=True)], told, each)
+    return told
+
+
+def _ask_all(
+    servers: dict[str, ServerProcess],
+    bodies: Sequence[bytes],
+    told: dict[str, list[Round]],
+    number: int,
+) -> None:
+    """Send the same to one server after the other, every other time from the last one on."""
+    for name in list(servers) if number % 2 else list(servers)[::-1]:
+        told[name].append(_round(servers[name], bodies))
+    replies = {tuple(rounds[-1].replies) for rounds in told.values()}
+    if len(bodies) == 1 and len(replies) > 1:  # with several a batch may round otherwise
+        raise SystemExit(f"greedy replies differ: {replies}")
+
+
+def _summary(told: dict[str, list[Round]]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, rounds in told.items():
-        first_s = [seconds for ttfts, _, _ in rounds[2:] for seconds in ttfts]
-        rate = statistics.median(len(own) / wall for _, wall, _ in rounds[2:])
+        first_s = [seconds for each in rounds for seconds in each.ttfts_s]
+        at_once = len(rounds[0].ttfts_s)
+        cpu_s = statistics.median(each.cpu_s for each in rounds) / at_once
         row[name] = {
             "ttft_s": [round(value, 4) for value in np.percentile(first_s, (25, 50, 75))],
-            "turns_per_s": round(rate, 2),
-            "api_cpu_ms": round(
-                statistics.median(cpu for _, _, cpu in rounds[2:]) / len(own) * 1e3, 1
-            ),
-            "first_turn_s": round(statistics.median(rounds[0][0]), 3),
+            "turns_per_s": round(statistics.median(at_once / each.wall_s for each in rounds), 2),
+            "api_cpu_ms": round(cpu_s * 1e3, 1),
         }
     return row
 
 
-def _round(
-    server: ServerProcess, bodies: Sequence[bytes]
-) -> tuple[list[float], float, float, list[str]]:
-    """Seconds to each first token, seconds of all, CPU seconds of the API server, and replies."""
+def _round(server: ServerProcess, bodies: Sequence[bytes]) -> Round:
     ttfts, texts = [0.0] * len(bodies), [""] * len(bodies)
 
     def ask(number: int) -> None:
@@ -136,7 +170,7 @@ def _round(
         thread.start()
     for thread in threads:
         thread.join()
-    return ttfts, time.perf_counter() - began_s, _cpu_s(server) - cpu_s, texts
+    return Round(ttfts, time.perf_counter() - began_s, _cpu_s(server) - cpu_s, texts)
 
 
 def _first_token_s(server: ServerProcess, body: bytes) -> tuple[float, str]:
@@ -168,7 +202,8 @@ def _cpu_s(server: ServerProcess) -> float:
 
 def describe(row: dict[str, Any]) -> str:
     """A line for each side."""
-    lines = [f"{row['tokens']} tokens, {row['at once']} at once, {row['turns']} turns each"]
+    what = ", ".join(f"{row[key]} {key}" for key in row if key not in SIDES)
+    lines = [what]
     for name in SIDES:
         if name in row:
             side = row[name]
@@ -176,6 +211,6 @@ def describe(row: dict[str, Any]) -> str:
             lines.append(
                 f"  {name:9} TTFT {median:.3f} s ({low:.3f} to {high:.3f}), "
                 f"{side['turns_per_s']:.2f} turns/s, {side['api_cpu_ms']:.0f} ms of CPU a turn in "
-                f"the API server; first turn {side['first_turn_s']:.1f} s"
+                "the API server"
             )
     return "\n".join(lines)

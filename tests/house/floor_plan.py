@@ -34,15 +34,15 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm",): 1_265,
     ("integrations/vllm/front_end",): 938,
     ("integrations/vllm/retention",): 3_453,
-    ("integrations/vllm/watch",): 3_009,
+    ("integrations/vllm/watch",): 3_055,
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_729,
     ("integrations/vllm/doctor",): 1_040,
     ("evals",): 9_016,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_500,
-    ("studies",): 4_221,
-    ("tests",): 42_760,
+    ("studies",): 4_263,
+    ("tests",): 42_779,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

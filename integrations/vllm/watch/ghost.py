@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from agentkv.events import CacheReset, Closed, RequestAdmitted, RequestArrived, RequestEnded
 from agentkv.protocol import JobKey
 
-from ..retention import Host
+from ..retention import CacheGroup, Host, KVPool
 from ..retention.background import BackgroundWorker
 from ..retention.costs import RestoreCostModel
 
@@ -38,6 +38,8 @@ MAX_AHEAD_S = 60.0
 SOON_S = 5.0
 """A new job takes the place of one that ended this long before at most, if it makes them as many as
 they were: so do agents of a batch. Chosen."""
+NUMBERS = 2**63 - 1
+"""A unit is a number of these, so that its complement is none."""
 NUM_ARRIVALS = 50
 """New jobs whose number at once is known."""
 
@@ -71,6 +73,8 @@ class PlayedTurn:
     num_tokens: int = 0
     units: array[int] | None = None
     """Of its prompt and reply, once it is known to have ended."""
+    num_full: int = 0
+    """Of these, full ones."""
     played_s: float = inf
     """When it ends as it is played."""
     is_over: bool = False
@@ -89,24 +93,63 @@ class PlayedTurn:
 
 
 class StockPool:
-    """vLLM's block pool: what running requests hold, and the rest by last use."""
+    """vLLM's block pool: what running requests hold, and the rest by last use.
 
-    def __init__(self) -> None:
+    Where layers have a state or a window, `end_blocks` are those of one context, which its end
+    stands for: a unit that is the complement of the context's last full one. A running request has
+    as many beside its end, which vLLM lets go as soon as the prompt is computed.
+    """
+
+    def __init__(self, pool: KVPool, unit_tokens: int) -> None:
+        groups = pool.groups or (CacheGroup(pool.block_tokens),)
+        whole = [group for group in groups if group.most_blocks is None] or groups
+        most_blocks = [group.most_blocks or 0 for group in groups if group not in whole]
+        self.needs_end = 1 in most_blocks
+        """A prefix hit takes the end, as of a state; those of windows are taken to be there."""
+        self.end_blocks = sum(most_blocks)
+        self._unit_blocks = sum(unit_tokens / group.block_tokens for group in whole)
+        self._num_blocks = pool.num_blocks
+        self.num_running = 0
         self.held: dict[int, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()
+        self._num_idle_ends = 0
 
     def num_found(self, units: Sequence[int]) -> int:
-        """Units at the start of a prompt that are in the cache."""
+        """Units at the start of a prompt that are in the cache, up to an end if it takes one."""
         held, idle = self.held, self.idle
-        return sum(1 for _ in takewhile(lambda unit: unit in held or unit in idle, units))
+        found = sum(1 for _ in takewhile(lambda unit: unit in held or unit in idle, units))
+        while self.needs_end and found and ~units[found - 1] not in idle:
+            found -= 1
+        return found
 
-    def hold(self, units: Sequence[int], most: int) -> None:
-        """Give them to a request; beyond `most` the least recently used others leave."""
+    def has_room(self, units: Sequence[int]) -> bool:
+        """Whether one more request with these units fits beside those that run."""
+        new = sum(unit not in self.held for unit in units)
+        return self._held_blocks(1, new) <= self._num_blocks
+
+    def _held_blocks(self, more_running: int = 0, more_units: int = 0) -> float:
+        num_units = len(self.held) + more_units
+        return num_units * self._unit_blocks + (self.num_running + more_running) * self.end_blocks
+
+    def hold(self, units: Sequence[int]) -> None:
+        """Give them to a request; for want of room the least recently used others leave."""
         for unit in units:
             self.held[unit] = self.held.get(unit, 0) + 1
             self.idle.pop(unit, None)
-        while self.idle and len(self.idle) + len(self.held) > most:
-            self.idle.popitem(last=False)
+        most = self._num_blocks - self._held_blocks()
+        while self.idle and self._idle_blocks() > most:
+            self._num_idle_ends -= self.idle.popitem(last=False)[0] < 0
+
+    def _idle_blocks(self) -> float:
+        num_units = len(self.idle) - self._num_idle_ends
+        return num_units * self._unit_blocks + self._num_idle_ends * self.end_blocks
+
+    def use_end(self, last_unit: int) -> None:
+        """A request has found, or left, the end of a context with this last full unit."""
+        if self.end_blocks:
+            self._num_idle_ends += ~last_unit not in self.idle
+            self.idle[~last_unit] = None
+            self.idle.move_to_end(~last_unit)
 
     def let_go(self, units: Sequence[int]) -> None:
         """A request ends; its last unit is the first to be used again."""
@@ -115,6 +158,11 @@ class StockPool:
             if not self.held[unit]:
                 del self.held[unit]
                 self.idle[unit] = None
+
+    def reset(self) -> None:
+        """Forget all that no request holds."""
+        self.idle.clear()
+        self._num_idle_ends = 0
 
 
 class StockGhost:
@@ -143,12 +191,11 @@ class StockGhost:
         self._arrived: deque[PlayedTurn] = deque()
         self._ended: deque[PlayedTurn] = deque()
         # Of the background thread:
-        self._pool = StockPool()
+        self._pool = StockPool(host.pool, self._unit_tokens)
         self._num_unplayed = 0
         self._numbers = count()
         self._events: list[tuple[float, bool, int, PlayedTurn]] = []
         """Arrivals, and the ends of turns that run; of one millisecond ends come first."""
-        self._num_running = 0
         self._waiting: deque[PlayedTurn] = deque()
         self._ahead: list[PlayedTurn] = []
         """Turns played to an end before they really ended, and that nothing follows yet."""
@@ -226,7 +273,7 @@ class StockGhost:
         real_s = self._real_s  # before what arrives meanwhile
         if self._was_reset:
             self._was_reset = False
-            self._pool.idle.clear()
+            self._pool.reset()
         while self._arrived:
             turn = self._arrived.popleft()
             self._num_unplayed += 1
@@ -249,7 +296,9 @@ class StockGhost:
             self._worker.wake()  # an idle engine counts nothing by itself, and sees no time pass
 
     def _take_end(self, turn: PlayedTurn) -> None:
-        units = array("q", map(hash, turn.block_hashes[self._unit_blocks - 1 :: self._unit_blocks]))
+        hashes = turn.block_hashes[self._unit_blocks - 1 :: self._unit_blocks]
+        units = array("q", (hash(each) & NUMBERS for each in hashes))
+        turn.num_full = len(units)
         if turn.num_tokens > len(units) * self._unit_tokens:
             units.append(next(self._numbers))  # the last one, which is not full
         turn.units, turn.block_hashes = units, ()
@@ -276,12 +325,6 @@ class StockGhost:
             self._waiting.popleft()
         return True
 
-    @property
-    def _max_units(self) -> int:
-        """Of the pool; fewer where layers with a window or a state take blocks of their own."""
-        num_blocks = self._host.pool.num_blocks / self._costs.blocks_per_token.scale
-        return int(num_blocks / self._unit_blocks)
-
     def _reserved(self, turn: PlayedTurn) -> slice:
         """The units that it holds all the time: of its prompt, and of half its reply."""
         return slice((turn.prompt_tokens // self._unit_tokens + len(turn.units or ()) + 1) // 2)
@@ -289,14 +332,15 @@ class StockGhost:
     def _start(self, turn: PlayedTurn, now_s: float) -> bool:
         """Let a turn run, if it fits."""
         assert turn.units is not None
-        reserved, held, pool = turn.units[self._reserved(turn)], self._pool.held, self._host.pool
-        num_held = len(held) + sum(unit not in held for unit in reserved)
-        is_full = num_held > self._max_units or self._num_running >= self._max_running
-        if is_full and self._num_running:
+        units, stock, pool = turn.units, self._pool, self._host.pool
+        reserved = units[self._reserved(turn)]
+        is_full = stock.num_running >= self._max_running or not stock.has_room(reserved)
+        if is_full and stock.num_running:
             return False
-        num_found = self._pool.num_found(turn.units[: turn.prompt_tokens // self._unit_tokens])
         # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
         most = (turn.prompt_tokens - 1) // pool.block_tokens * pool.block_tokens
+        num_units = (most if stock.needs_end else turn.prompt_tokens) // self._unit_tokens
+        num_found = stock.num_found(units[:num_units])
         dropped = pool.dropped_tokens
         hit_tokens = max(0, min(num_found * self._unit_tokens, most) - dropped)
         if num_found == turn.hit_tokens // self._unit_tokens:
@@ -306,16 +350,18 @@ class StockGhost:
         if turn.is_later:
             found = turn.prompt_tokens, turn.hit_tokens, hit_tokens
             self.compared.append(Compared(turn.jobs[0], *found, engine_s))
-        self._pool.hold(reserved, self._max_units)
-        self._num_running += 1
+        for num_full in filter(None, (num_found, turn.num_full)):
+            stock.use_end(units[num_full - 1])
+        stock.num_running += 1
+        stock.hold(reserved)
         ran_s = turn.ended_s - turn.admitted_s + engine_s
         self._at(now_s + max(0.0, ran_s), False, turn)
         return True
 
     def _end(self, turn: PlayedTurn, units: array[int], now_s: float) -> None:
         if turn.admitted_s < inf:  # else it was aborted before it ran
-            self._num_running -= 1
-            self._pool.hold(units[self._reserved(turn).stop :], self._max_units)
+            self._pool.num_running -= 1
+            self._pool.hold(units[self._reserved(turn).stop :])
             self._pool.let_go(units)
         self._num_unplayed -= 1
         turn.played_s, turn.units = now_s, None

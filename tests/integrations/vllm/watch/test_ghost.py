@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentkv.events import Closed, RequestAdmitted, RequestArrived, RequestEnded
-from agentkv.integrations.vllm.retention import KVPool
+from agentkv.integrations.vllm.retention import CacheGroup, KVPool
 from agentkv.integrations.vllm.retention.background import BackgroundWorker
 from agentkv.integrations.vllm.retention.costs import RestoreCostModel
 from agentkv.integrations.vllm.watch import ghost
@@ -23,8 +23,8 @@ BLOCK = 16
 class Ghost:
     """A ghost of a pool of `num_blocks`, told of turns at set times; it computes in no time."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.pool = KVPool(num_blocks, BLOCK)
+    def __init__(self, num_blocks: int, *groups: CacheGroup) -> None:
+        self.pool = KVPool(num_blocks, BLOCK, groups=groups)
         self.now_s = 0.0
         costs = RestoreCostModel(self.pool, None, self.clock)
         self.woken_s: list[float] = []
@@ -116,6 +116,25 @@ def test_a_job_that_takes_the_place_of_another_comes_later_if_that_does(
     told.arrives(9.0, "other")
     told.runs("other", 9.0, 9.1, range(300, 301))
     assert told.hits == {"a": [hit]}
+
+
+@pytest.mark.parametrize(("num_blocks", "found"), [(11, 4), (10, 0)])
+def test_a_state_takes_a_block_and_nothing_is_found_without_it(num_blocks: int, found: int) -> None:
+    """Two contexts of four blocks need eight, one for the state of each end, and one for that of
+    the request that runs; what shares a context's first blocks has no state to go on from."""
+    told = Ghost(num_blocks, CacheGroup(BLOCK), CacheGroup(BLOCK, 1))
+    for at_s, job_id, blocks in ((0.0, "a", range(4)), (2.0, "b", range(100, 104))):
+        told.arrives(at_s, f"{job_id}1", job_id)
+        told.runs(f"{job_id}1", at_s, at_s + 1.0, blocks)
+    told.arrives(4.0, "a2", "a")
+    told.runs("a2", 4.0, 5.0, range(4), hit=found)
+    told.arrives(6.0, "b2", "b")
+    told.runs("b2", 6.0, 7.0, range(100, 103))
+    for job_id in "ab":
+        told.over(job_id)
+    told.now_s = 100.0
+    told.ghost.play_if_due()
+    assert told.hits == {"a": [found], "b": [0]}
 
 
 @pytest.mark.parametrize("is_on", [True, False])
