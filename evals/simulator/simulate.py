@@ -192,7 +192,7 @@ def _find_knees(options: argparse.Namespace) -> int:
 
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
-    has_number = options.jobs is not None or options.trace is not None
+    has_number = options.jobs is not None
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
     fleet = _fleet_of(options)
     names = dict.fromkeys(options.policy or DEFAULT_POLICIES)

@@ -1,15 +1,17 @@
 """Knows every kind of log that `--trace` and `agentkv trace` read, and finds out which a file is.
 
-A folder is read whole: all its logs of any kinds; other files in it are passed over.
+A folder is read whole: all its logs of any kinds. What else is in it is passed over, as one line on
+standard error says.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ from ..event_log import holds_event_log
 from . import claude_code, codex, requests, spans, trajectories
 from .own import TURN_FIELDS, read_event_log, read_own_turns
 from .text import TokenCounter
-from .turns import TracedTurn
+from .turns import TracedTurn, jobs_among
 
 SUFFIXES = (".json", ".jsonl", ".traj", ".log", ".txt")
 """What logs end with in a folder, `.gz` behind it or not."""
+_NAMED = 3
+"""Files passed over that are named; the others are counted."""
 _Row = Mapping[str, Any]
 
 
@@ -81,17 +85,59 @@ def read_files(path: Path, count: TokenCounter | None = None) -> list[TracedFile
         return [_read_file(path, count)]
     if holds_event_log(path):
         return [TracedFile(path, EVENT_LOG, read_event_log(path))]
-    files, last_error = [], None
+    files, passed_over = [], {}
     for inner in sorted(path.rglob("*")):
         if inner.is_file() and inner.name.removesuffix(".gz").endswith(SUFFIXES):
             try:
                 files.append(_read_file(inner, count))
             except InputError as error:
-                last_error = error
+                passed_over[inner] = str(error).removeprefix(f"{inner}: ")
     if not files:
-        last = "" if last_error is None else f"; last: {last_error}"
+        last = "".join(f"; last: {inner}: {why}" for inner, why in [*passed_over.items()][-1:])
         raise InputError(f"{path}: no log in it that can be read{last}")
-    return files
+    files = _distinct(files)
+    passed_over |= {file.path: "a copy of another" for file in files if not file.turns}
+    if passed_over:
+        reasons = [
+            f"{inner.relative_to(path)} ({why.partition(';')[0]})"
+            for inner, why in [*passed_over.items()][:_NAMED]
+        ]
+        more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
+        print(f"agentkv: {path}: passed over: {', '.join(reasons)}{more}", file=sys.stderr)
+    return [file for file in files if file.turns]
+
+
+def _distinct(files: Sequence[TracedFile]) -> list[TracedFile]:
+    """The files, each without the turns that an earlier one has, too; another job of the same id,
+    as of a second run, gets a number behind it."""
+    known: dict[str, list[TracedTurn]] = {}
+    found = []
+    for file in files:
+        names: dict[str | None, str] = {}
+        new: list[TracedTurn] = []
+        for job_id, turns in jobs_among(file.turns).items():
+            name, number = job_id, 1
+            while not _is_same(known.get(name, []), turns):
+                number += 1
+                name = f"{job_id} ({number})"
+            names[job_id], before = name, known.setdefault(name, [])
+            more = [turn for turn in turns if not before or turn.turn > before[-1].turn]
+            before += more
+            new += more
+        for number, turn in enumerate(new):
+            parent = names.get(turn.parent_job_id, turn.parent_job_id)
+            renamed = {"job_id": names[turn.job_id], "parent_job_id": parent}
+            new[number] = turn.model_copy(update=renamed)
+        found.append(replace(file, turns=new))
+    return found
+
+
+def _is_same(before: Sequence[TracedTurn], turns: Sequence[TracedTurn]) -> bool:
+    """True if two logs tell of the same job, as far as both go."""
+    return all(
+        (one.sent_s, one.prompt_tokens) == (other.sent_s, other.prompt_tokens)
+        for one, other in zip(before, turns, strict=False)
+    )
 
 
 def is_event_log(path: Path) -> bool:

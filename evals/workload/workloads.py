@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -138,9 +138,10 @@ def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
             yield job if round_number == 1 else _again(job, f"#{round_number}")
 
 
-def _jobs_in(trace: Path) -> list[JobPlan]:
-    """The jobs of a file or folder, in the order of their arrivals."""
-    return job_plans(jobs_among(read_turns(trace)))
+@lru_cache(maxsize=1)
+def _jobs_in(trace: Path) -> tuple[JobPlan, ...]:
+    """The jobs of a file or folder by arrival; read once, as `--knee` asks for each load."""
+    return tuple(job_plans(jobs_among(read_turns(trace))))
 
 
 def _again(job: JobPlan, suffix: str) -> JobPlan:

@@ -16,7 +16,7 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.evals.rows import read_runs
-from agentkv.evals.simulator.simulate import main
+from agentkv.evals.simulator.simulate import DEFAULT_JOBS, main
 
 from .test_machine import PROFILE
 
@@ -231,6 +231,21 @@ def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1])["policies"]["fcfs"]["jobs"] == 3
     assert "3 jobs in all" in captured.err
+
+
+def test_a_folder_of_logs_gets_a_load_that_fills_the_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many jobs as this takes, not the default number; the folder is read once."""
+    (tmp_path / "empty.jsonl").touch()
+    turn = {"job_id": "j", "output_tokens": 4, "command": "ls", "tool_s": 1.0}
+    turns = [turn | {"turn": number, "prompt_tokens": 40 + 8 * number} for number in range(2)]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(turn)}\n" for turn in turns))
+    assert main(["--gpu", "h100", "--blocks", "300", "--trace", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out.splitlines()[-1])
+    assert document["workload"]["jobs"] == 3 * document["workload"]["concurrency"] > DEFAULT_JOBS
+    assert captured.err.count("passed over: empty.jsonl (is empty)") == 1
 
 
 def test_a_light_load_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:

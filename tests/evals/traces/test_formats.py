@@ -389,8 +389,8 @@ def test_a_vllm_servers_log(tmp_path: Path) -> None:
     assert job.turns == (TurnPlan(3, 2, "", 0.0, pause_s=7.0), TurnPlan(1, 1, "", 0.0))
 
 
-def test_a_folder_is_read_whole(tmp_path: Path) -> None:
-    """Logs of any kind; what is none is passed over, and a folder without one is refused."""
+def test_a_folder_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of any kind; one line says what is passed over, and a folder without one is refused."""
     (tmp_path / "notes.txt").write_text("hello\n")
     with pytest.raises(InputError, match="no log in it that can be read"):
         read_turns(tmp_path)
@@ -399,6 +399,47 @@ def test_a_folder_is_read_whole(tmp_path: Path) -> None:
     rows = [{"timestamp": 0, "input_length": 10, "output_length": 2}]
     lines(tmp_path / "deep" / "m.jsonl", rows)
     assert [turn.job_id for turn in read_turns(tmp_path)] == ["a", "m/r0"]
+    assert capsys.readouterr().err == (
+        f"agentkv: {tmp_path}: passed over: notes.txt (of no known kind)\n"
+    )
+
+
+def test_a_folder_of_sessions_is_read_for_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A session that ends within a line counts up to there, one that goes on in another file once;
+    what cannot be read, is empty or a copy is passed over."""
+    rows = [claude(0.0, "user", "fix it")]
+    for number in range(3):
+        rows.append(claude(2.0 + number, "assistant", "so", **reply(9, 900, 40, number)))
+    folder = tmp_path / "projects" / "-home-x"
+    begun = lines(folder / "s0.jsonl", rows[:3]).read_text()
+    lines(folder / "s1.jsonl", rows)
+    (folder / "s2.jsonl").write_text(begun.replace('"s1"', '"s2"')[:-20])
+    (folder / "s3.jsonl").write_text("")
+    (folder / "s4.jsonl").symlink_to("/proc/self/mem")  # exists, and no user can read it so
+    (folder / "t.jsonl").write_text(begun)
+    turns = read_turns(tmp_path)
+    assert sorted((turn.job_id, turn.turn) for turn in turns) == [
+        *(("s1", number) for number in range(3)),
+        ("s2", 0),
+    ]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "s3.jsonl (is empty), " in said
+    assert "s4.jsonl (Input/output error), " in said
+    assert said.endswith("t.jsonl (a copy of another)")
+
+
+def test_two_runs_of_one_task_are_two_jobs(tmp_path: Path) -> None:
+    """Files of one name in two folders: a job each, in its own order."""
+    for run, action in (("run1", "ls"), ("run2", "make all tests")):
+        step = {"action": action, "observation": "o" * len(action), "response": action * 9}
+        (tmp_path / run).mkdir()
+        document(tmp_path / run / "i.traj", {"trajectory": [step, step], "history": []})
+    turns = read_turns(tmp_path)
+    assert [(turn.job_id, turn.turn) for turn in turns] == [
+        *(("i", 0), ("i", 1), ("i (2)", 0), ("i (2)", 1)),
+    ]
 
 
 @pytest.mark.parametrize(
