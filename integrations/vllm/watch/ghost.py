@@ -97,7 +97,7 @@ class StockPool:
 
     Where layers have a state or a window, `end_blocks` are those of one context, which its end
     stands for: a unit that is the complement of the context's last full one. A running request has
-    as many beside its end, which vLLM lets go as soon as the prompt is computed.
+    as many next to its end, which vLLM lets go as soon as the prompt is computed.
     """
 
     def __init__(self, pool: KVPool, unit_tokens: int) -> None:
@@ -123,7 +123,7 @@ class StockPool:
         return found
 
     def has_room(self, units: Sequence[int]) -> bool:
-        """Whether one more request with these units fits beside those that run."""
+        """Whether one more request with these units fits next to those that run."""
         new = sum(unit not in self.held for unit in units)
         return self._held_blocks(1, new) <= self._num_blocks
 
