@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         # a command that has begun keeps what it has and says so itself
         file = getattr(error, "filename", None)
         seen = str(error) if file is None else f"{file}: {reason_of(error)}"
-        print(f"agentkv {argv[0]}: {seen}", file=sys.stderr)
+        print(f"agentkv {argv[0]}: {seen.removeprefix(f'{argv[0]}: ')}", file=sys.stderr)
         return 2
     return status
 

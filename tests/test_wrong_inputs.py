@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -162,7 +163,7 @@ def test_a_wrong_input_is_one_line(
     assert status == 2
     assert printed.out == ""
     assert message in printed.err
-    assert printed.err.startswith("agentkv")
+    assert re.match(r"agentkv(?! (\S+): \1: )", printed.err), "begins with its name, once"
     assert line == "run" or printed.err.count("\n") == 1, printed.err  # which shows how it is used
 
 
