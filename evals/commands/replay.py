@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from agentkv.command_line import (
-    DONE,
-    add_json,
-    command_parser,
-    print_document,
-    whole_number,
-)
+from agentkv.command_line import DONE, add_json, command_parser, print_document, whole_number
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_policy
@@ -55,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 def replay(record: Record, options: argparse.Namespace) -> dict[str, Any]:
     """Play the log under stock and under the policy; what came of it, and what really was."""
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     from ..simulator.run import Simulation  # loads vLLM
 
     turns = _turns_of(record)

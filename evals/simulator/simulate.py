@@ -131,9 +131,8 @@ class SimulationPlan:
         return {} if self.fleet is None else {"fleet": asdict(self.fleet)}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """0: all jobs done; 1: some failed or were cut. Raises before the first is simulated."""
-    argv = sys.argv[1:] if argv is None else argv
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     if argv[:1] == ["calibrate"]:
@@ -156,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if html is not None:
         from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
 
-        is_kept = keep_report(html, "simulate", runs)
+        is_kept = keep_report(html, "simulate", argv, runs)
     print_document(document, is_asked_for=options.json)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if is_done and is_kept else FAILED
@@ -386,9 +385,10 @@ def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, An
         engines = runs[0].metadata["config"].get("fleet", {}).get("engines", 1)
         peaks = (run.server["peak_blocks"] / run.metadata["num_blocks"] for run in runs)
         peak = max(peaks) / engines
+        load = "--jps" if runs[0].workload.get("concurrency") is None else "--concurrency"
         return (
             f"Memory was never short: at most {math.ceil(100 * peak)}% of the pool was taken, and "
-            "no turn computed again what an earlier one had. Raise --jps, or lower --blocks."
+            f"no turn computed again what an earlier one had. Raise {load}, or lower --blocks."
         )
     fastest = min(means, key=means.__getitem__)
     ratio = means[first] / means[fastest]

@@ -248,11 +248,14 @@ def test_a_folder_of_logs_gets_a_load_that_fills_the_pool(
     assert captured.err.count("passed over: empty.jsonl (is empty)") == 1
 
 
-def test_a_light_load_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where memory is never short the answer is that, with the largest share that was taken."""
-    flags = ["--gpu", "h100", "--jps", "0.5", "--jobs", "5", "--max-turns", "2"]
-    assert main([*flags, "--policy", "fcfs", "--policy", "agentkv"]) == 0
-    assert "Memory was never short: at most 1% of the pool" in capsys.readouterr().out
+@pytest.mark.parametrize("load", ["--jps", "--concurrency"])
+def test_a_light_load_is_called_one(load: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where memory is never short the answer is that, with the largest share that was taken, and
+    the flag to raise is the one that was given."""
+    assert main(["--gpu", "h100", load, "1", "--jobs", "5", "--max-turns", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "Memory was never short: at most 1% of the pool" in printed
+    assert f"Raise {load}, or lower --blocks." in printed
 
 
 def test_failed_jobs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
