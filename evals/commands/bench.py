@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     if html is not None:
         from .report import keep_report  # takes seconds: pandas and matplotlib
 
-        is_kept = keep_report(html, "bench", [run])
+        is_kept = keep_report(html, "bench", argv, [run])
     document = {
         **summary,
         "ended_early": reason,

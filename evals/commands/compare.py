@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     if html is not None:
         from .report import keep_report  # takes seconds: pandas and matplotlib
 
-        is_kept &= keep_report(html, "compare", runs)
+        is_kept &= keep_report(html, "compare", argv, runs)
     print_document(document, is_asked_for=options.json)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if trouble is None and are_done and is_kept else FAILED

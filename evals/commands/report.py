@@ -9,6 +9,8 @@ The file needs nothing but itself: for a pull request, or as a paper's supplemen
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -37,6 +39,13 @@ SHOWN = (
     *("hit_rate", "recomputed_tokens", "preemptions"),
 )
 """Numbers of a run's summary that are shown."""
+_NAME = r"(?:key|token|secret|password|authorization|--api?-?k?e?)"
+_SECRET_FLAG = re.compile(rf"(?=-)[\w-]*{_NAME}", re.IGNORECASE)
+_SECRET = re.compile(
+    rf"""({_NAME}["']?\s*[:=\s]\s*["']?(?:bearer\s+|basic\s+)?)[^\s"',}}]+|(?<=//)[^/\s@]+(?=@)""",
+    re.IGNORECASE,
+)
+"""A value behind a name such as API_KEY, or who asks in a URL."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +62,8 @@ def write_report(source: str, path: Path, *, api_key: str | None = None) -> dict
 
     Raises InputError for a source that cannot be read, OSError if writing fails.
     """
-    title = f"agentkv: {source if '://' in source else Path(source).resolve().name}"
+    shown = _without_secrets(source) if "://" in source else Path(source).resolve().name
+    title = f"agentkv: {shown}"
     figures: list[str] = []
     if "://" not in source and (Path(source) / SWEBENCH_PAGE).is_file():
         parts, figures = _parts_of_swebench(Path(source))
@@ -73,18 +83,34 @@ def write_report(source: str, path: Path, *, api_key: str | None = None) -> dict
     return {"source": source, "html": str(path), "figures": figures}
 
 
-def keep_report(path: Path, command: str, outcomes: Sequence[RunOutcome]) -> bool:
+def keep_report(
+    path: Path, command: str, argv: Sequence[str], outcomes: Sequence[RunOutcome]
+) -> bool:
     """Write the report of runs that a command has just made, for its --html; False, with the
     reason on standard error, if the file cannot be written."""
     runs = [run_of(outcome) for outcome in outcomes]
     done = [run for run in runs if run.summary["completed"]]
+    lines = [shown_command(command, argv), *without_jobs(runs)]
     try:
-        _write_runs(path, f"agentkv: {command}", done, without_jobs(runs))
+        _write_runs(path, f"agentkv: {command}", done, lines)
     except OSError as error:
         print(f"agentkv {command}: {path} could not be written: {error}", file=sys.stderr)
         return False
     print(f"written to {path}", file=sys.stderr, flush=True)
     return True
+
+
+def shown_command(command: str, argv: Sequence[str]) -> str:
+    """The command as it was typed, with `***` for keys, tokens and passwords."""
+    words = [
+        "***" if _SECRET_FLAG.fullmatch(before) else shlex.quote(_without_secrets(word))
+        for before, word in zip(["", *argv], argv, strict=False)
+    ]
+    return " ".join(["agentkv", command, *words])
+
+
+def _without_secrets(text: str) -> str:
+    return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)
 
 
 def _parts_of_swebench(folder: Path) -> tuple[list[str], list[str]]:
@@ -95,10 +121,10 @@ def _parts_of_swebench(folder: Path) -> tuple[list[str], list[str]]:
     return [f"<pre>{escape(page)}</pre>", *figures], [picture.name for picture in pictures]
 
 
-def _write_runs(path: Path, title: str, runs: Sequence[Run], left_out: Sequence[str]) -> list[str]:
-    """Write a table for each setting, then the figures that its rows are enough for."""
+def _write_runs(path: Path, title: str, runs: Sequence[Run], lines: Sequence[str]) -> list[str]:
+    """Write the lines, a table for each setting, then the figures that its rows are enough for."""
     groups = grouped(runs)
-    parts = [f"<p>{escape(line)}</p>" for line in left_out]
+    parts = [f"<p>{escape(line)}</p>" for line in lines]
     for group in groups:
         parts += [f"<h2>{escape(group.slug)}</h2>", _lead_of(group), _table_of(group)]
     figures = []

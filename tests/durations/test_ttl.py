@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.durations.ttl import (
-    HOLD_SHARES,
-    ContinuumTTL,
-    FixedTTL,
-    PrefillReload,
-    best_hold_s,
-)
+from agentkv.durations.ttl import HOLD_SHARES, ContinuumTTL, FixedTTL, PrefillReload, best_hold_s
 from agentkv.durations.windows import MAX_TOOLS, DurationWindow, Memoryfulness, ToolDurations
 
 DURATIONS = st.lists(st.floats(0, 100), min_size=1, max_size=40)

@@ -15,12 +15,7 @@ from agentkv.testing.policy_play import (
     WAITS,
     YIELDS,
 )
-from agentkv.testing.promises import (
-    BrokenPromiseError,
-    CheckResult,
-    check_promises,
-    promises_of,
-)
+from agentkv.testing.promises import BrokenPromiseError, CheckResult, check_promises, promises_of
 
 BAD_POLICIES = "tests.testing.bad_policies"
 OURS = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")

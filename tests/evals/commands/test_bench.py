@@ -37,7 +37,7 @@ def test_html_has_the_run_in_one_file(capsys: pytest.CaptureFixture[str], tmp_pa
     before the first request, and so is a place where no file can be."""
     path = tmp_path / "out.html"
     with FakeVllm() as server:
-        flags = (*QUICK, "--html", str(path))
+        flags = (*QUICK, "--html", str(path), "--api-key", "sk-1")
         status, found, _ = bench(capsys, server.base_url, *flags)
         num_requests = len(server.requests)
         again, _, text = bench(capsys, server.base_url, *flags)
@@ -48,6 +48,7 @@ def test_html_has_the_run_in_one_file(capsys: pytest.CaptureFixture[str], tmp_pa
     assert (status, found["completed"]) == (0, 6)
     assert "<h1>agentkv: bench</h1>" in path.read_text()
     assert "6 of 6" in path.read_text()
+    assert "out.html --api-key ***</p>" in path.read_text()
     assert "data:image/svg+xml;base64," in path.read_text()
 
 

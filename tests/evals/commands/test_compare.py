@@ -12,13 +12,7 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.errors import InputError
-from agentkv.evals.commands.compare import (
-    CORES,
-    CPU,
-    ComparePlan,
-    check_folders,
-    run_all,
-)
+from agentkv.evals.commands.compare import CORES, CPU, ComparePlan, check_folders, run_all
 from agentkv.evals.rivals import Rival
 from agentkv.evals.workload.workloads import make_workload
 from agentkv.policies.names import server_policy

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv
+from agentkv.evals.commands.report import shown_command
 from tests.browser import PHONE, chromium, page_of, scrolls_sideways
 from tests.evals.event_log.rows import TWO_TURNS, write_record
 from tests.evals.figures.made_runs import made_run, write_runs
@@ -41,6 +42,22 @@ def test_a_report_of_runs_has_their_table_and_figures(
     assert re.search(r"agentkv: the mean job is done 1\.\d\d times as fast as under fcfs", text)
     assert "<td>agentkv</td><td>" in text
     assert "6 of 6" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--api-key", "sk 1", "--jobs", "2"], "--api-key *** --jobs 2"),
+        (["--api=sk-1", "--token-scale", ".5"], "'--api=***' --token-scale .5"),
+        (["--rival-proxy", "x=p --master-key sk-1 {server}"], "'x=p --master-key *** {server}'"),
+        (["-H", "Authorization: Bearer sk-1"], "-H 'Authorization: Bearer ***'"),
+        (['{"api_key": "sk-1", "n": 1}'], """'{"api_key": "***", "n": 1}'"""),
+        (["http://me:sk-1@host/v1?token=sk-2"], "'http://***@host/v1?token=***'"),
+    ],
+)
+def test_a_shown_command_holds_no_secret(words: list[str], shown: str) -> None:
+    """Keys, tokens and passwords are hidden, however they are given; the rest stays."""
+    assert shown_command("compare", words).endswith(shown)
 
 
 def test_a_report_of_swebench_holds_its_page_and_figure(tmp_path: Path) -> None:

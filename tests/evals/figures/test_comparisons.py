@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.figures.drawing import (
-    DURATIONS,
-    Quantity,
-    against_load,
-    in_order,
-    look,
-)
+from agentkv.evals.figures.drawing import DURATIONS, Quantity, against_load, in_order, look
 from agentkv.evals.figures.runs import Run, conditions, load_runs
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
