@@ -140,6 +140,15 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
 
 
+def fastest_in_words(means_s: Mapping[str, float], baseline: str) -> str:
+    """Say which policy does the mean job fastest, and by how much."""
+    fastest = min(means_s, key=means_s.__getitem__)
+    if fastest == baseline:
+        return f"No other policy does the mean job faster than {fastest}: {means_s[fastest]:.1f} s."
+    ratio = means_s[baseline] / means_s[fastest]
+    return f"{fastest}: the mean job is done {ratio:.2f} times as fast as under {baseline}."
+
+
 def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if len(values) else None
 

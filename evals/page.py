@@ -34,6 +34,7 @@ h2 { margin: 28px 0 8px; overflow-wrap: anywhere; }
 p, figcaption { color: var(--soft); }
 figure { margin: 16px 0; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
+@media (prefers-color-scheme: dark) { img { filter: invert(0.92) hue-rotate(180deg); } }
 pre, .wide { overflow-x: auto; }
 .wide table { table-layout: auto; }
 .wide td + td, .wide th + th { text-align: right; }

@@ -26,7 +26,7 @@ from agentkv.errors import InputError
 from ..event_log import DEFAULT_AFTER_S, jobs_of, passed_over, read_record, totals
 from ..figures.drawing import in_order
 from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
-from ..outcomes import COLUMNS, RunOutcome, mean
+from ..outcomes import COLUMNS, RunOutcome, fastest_in_words, mean
 from ..page import figure, table, write_page, write_record_page
 from ..rows import TURNS_FILE, require_free
 from ..tables import cell
@@ -142,18 +142,15 @@ def _write_runs(path: Path, title: str, runs: Sequence[Run], lines: Sequence[str
 
 
 def _lead_of(group: Group) -> str:
-    """Say which policy is fastest under the heaviest load, and by how much; empty for stock."""
+    """Say which policy is fastest under the heaviest load, and by how much; empty for one alone."""
     heaviest = group.heaviest()
     times_s: dict[str, list[float]] = {}
     for run in heaviest.runs:
         times_s.setdefault(run.policy, []).append(run.summary["mean_s"])
     means_s = {policy: fmean(each) for policy, each in times_s.items()}
-    fastest = min(means_s, key=means_s.__getitem__)
-    if DEFAULT_BASELINE not in means_s or fastest == DEFAULT_BASELINE:
+    if DEFAULT_BASELINE not in means_s or len(means_s) == 1:
         return ""
-    ratio = means_s[DEFAULT_BASELINE] / means_s[fastest]
-    gain = f"the mean job is done {ratio:.2f} times as fast as under {DEFAULT_BASELINE}"
-    return f"<p>{escape(f'{heaviest.title()}, {fastest}: {gain}')}.</p>"
+    return f"<p>{escape(f'{heaviest.title()}. {fastest_in_words(means_s, DEFAULT_BASELINE)}')}</p>"
 
 
 def _table_of(group: Group) -> str:

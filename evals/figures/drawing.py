@@ -298,8 +298,15 @@ def draw_side_by_side(group: Group, baseline: str, path: Path) -> Path:
         figure.suptitle(group.title(), fontsize=FONT_PT + 2, x=0.01, ha="left")
         note = "dots: runs; bars: their mean"
         if baseline in policies:
-            note += f", and its ratio to that of {baseline}"
+            note += f", and how much less or more it is than that of {baseline}"
         return save(figure, path, conditions=conditions(group.runs, size[0], note))
+
+
+def compared(value: float, reference: float, *, is_share: bool) -> str:
+    """How far a value is from another: `16% less`, or of shares in percent `27 points more`."""
+    change = value - reference
+    size = f"{abs(change):.0f} points" if is_share else f"{abs(change) / reference:.0%}"
+    return f"{size} {'less' if change < 0 else 'more'}"
 
 
 def _draw_bars(
@@ -314,9 +321,9 @@ def _draw_bars(
         places = [row] * len(values)
         axes.plot(values, places, style.marker, color=style.color, zorder=3, markersize=4.5)
         if reference and policy != baseline:
-            text, beside = f"x {means[policy] / reference:.2f}", axes.get_yaxis_transform()
-            place = {"ha": "right", "va": "center", "transform": beside}
-            axes.text(0.99, row, text, fontsize=FONT_PT - 1, color=GREY, **place)
+            text = compared(means[policy], reference, is_share=quantity.limits is not None)
+            beside = axes.get_yaxis_transform()
+            axes.text(0.99, row, text, ha="right", va="center", fontsize=FONT_PT, transform=beside)
     axes.set(title=quantity.title, xlabel=quantity.unit)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

@@ -39,7 +39,7 @@ from ..options import (
     loads,
     workload_of,
 )
-from ..outcomes import COLUMNS, ROLE_KEYS, JobOutcome, RunOutcome, summarize
+from ..outcomes import COLUMNS, ROLE_KEYS, JobOutcome, RunOutcome, fastest_in_words, summarize
 from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..tables import cell, text_table
@@ -390,11 +390,7 @@ def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, An
             f"Memory was never short: at most {math.ceil(100 * peak)}% of the pool was taken, and "
             f"no turn computed again what an earlier one had. Raise {load}, or lower --blocks."
         )
-    fastest = min(means, key=means.__getitem__)
-    ratio = means[first] / means[fastest]
-    if fastest == first:
-        return f"No other policy does the mean job faster than {first}: {means[first]:.1f} s."
-    return f"{fastest}: the mean job is done {ratio:.2f} times as fast as under {first}."
+    return fastest_in_words(means, first)
 
 
 def _parser() -> argparse.ArgumentParser:

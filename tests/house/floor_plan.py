@@ -38,11 +38,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_729,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 9_039,
+    ("evals",): 9_053,
     ("evals/simulator",): 3_352,
     ("evals/traces",): 1_545,
     ("studies",): 4_263,
-    ("tests",): 42_839,
+    ("tests",): 42_840,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

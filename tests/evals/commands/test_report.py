@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ def runs(tmp_path: Path) -> str:
 def test_a_report_of_runs_has_their_table_and_figures(
     runs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sentence names the fastest policy; each has a row of numbers, and each figure that can be
-    drawn stands in the file."""
+    """A sentence names the fastest policy, or says that none is faster than stock; each has a row
+    of numbers, and each figure that can be drawn stands in the file."""
     path = tmp_path / "out.html"
-    assert agentkv(["report", runs, "--html", str(path)]) == 0
+    write_runs(tmp_path / "same", [made_run("fcfs"), replace(made_run("fcfs"), policy="mine")])
+    assert agentkv(["report", str(tmp_path / "same"), "--html", str(path)]) == 0
+    assert "No other policy does the mean job faster than fcfs: " in path.read_text()
+    capsys.readouterr()
+    assert agentkv(["report", runs, "--html", str(path), "--force"]) == 0
     document = json.loads(capsys.readouterr().out)
     text = path.read_text()
     assert len(document["figures"]) == text.count("data:image/svg+xml;base64,") >= 1

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.figures.drawing import DURATIONS, Quantity, against_load, in_order, look
+from agentkv.evals.figures.drawing import (
+    DURATIONS,
+    Quantity,
+    against_load,
+    compared,
+    in_order,
+    look,
+)
 from agentkv.evals.figures.runs import Run, conditions, load_runs
 from tests.evals.figures.made_runs import made_run, swept, write_runs
 
@@ -50,6 +57,12 @@ def test_without_the_same_jobs_the_mean_of_the_baseline_stands_in(tmp_path: Path
     base, other = (run.summary["mean_s"] for run in runs)
     (saved,) = against_load(runs, MEAN, "fcfs")["mean"]
     assert saved == pytest.approx(100 * (base - other) / base)
+
+
+def test_a_bar_says_how_far_it_is_from_the_baseline() -> None:
+    """Durations are less or more by percent, shares by points."""
+    assert compared(42.0, 50.0, is_share=False) == "16% less"
+    assert compared(52.0, 25.0, is_share=True) == "27 points more"
 
 
 def test_conditions_name_what_a_reader_must_know(tmp_path: Path) -> None:

@@ -13,12 +13,7 @@ from agentkv.evals.outcomes import compare
 from agentkv.evals.simulator.cost import MODELS, FittedLine
 from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
 from agentkv.evals.simulator.machine import ServerProfile
-from studies.gpu.compare import (
-    Experiment,
-    read_experiment,
-    simulated_means,
-    table_beside_simulator,
-)
+from studies.gpu.compare import Experiment, read_experiment, simulated_means, table_beside_simulator
 from studies.gpu.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
 from tests.evals.made_runs import job, run
 

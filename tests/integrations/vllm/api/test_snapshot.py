@@ -10,12 +10,7 @@ import pytest
 from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
-from agentkv.integrations.vllm.api.snapshot import (
-    HISTORY_S,
-    MAX_DESCRIBED,
-    MAX_EVENTS,
-    MAX_JOBS,
-)
+from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_DESCRIBED, MAX_EVENTS, MAX_JOBS
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
 from agentkv.testing.stepped_engine import prompt_of
