@@ -31,10 +31,11 @@ def test_sdist_and_wheel_hold_the_package_alone(tmp_path: Path) -> None:
 
 
 def test_one_version_is_named_everywhere() -> None:
-    """Package, project, changelog and citation have the same version, and a tag must have it."""
+    """Package, project, changelog, citation, site have the same version, and a tag must have it."""
     version = release.version_of(ROOT)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == version
+    assert f"copyright: agentkv {version}," in (ROOT / "mkdocs.yml").read_text()
     assert f"## {version} ({citation['date-released']})\n" in (ROOT / "CHANGELOG.md").read_text()
     with pytest.raises(release.ReleaseError, match="the tag"):
         release.version_of(ROOT, "v0.0.9")
