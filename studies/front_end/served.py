@@ -30,6 +30,7 @@ SIDES: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "workers2": ("fcfs", ("--renderer-num-workers", "2"), {}),
     "fastokens": ("fcfs", (), {"VLLM_USE_FASTOKENS": "1"}),
     "ours": ("fcfs", (plugin.FRONT_END_FLAG, "64"), {}),
+    "servers2": ("fcfs", (plugin.FRONT_END_FLAG, "64", "--api-server-count", "2"), {}),
     "agentkv": ("agentkv", (), {}),
 }
 """Policy, flags and environment of each side."""
