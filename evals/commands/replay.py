@@ -173,12 +173,18 @@ def _machine(record: Record, turns: Sequence[TurnView], options: argparse.Namesp
             f"{record.source}: the log does not say how large the KV cache is: give --blocks N and "
             "--block-size TOKENS"
         )
+    if said.get("num_state_groups") and said["hit_tokens"] < said["block_size"]:
+        raise InputError(
+            f"{record.source}: no replay of hits within blocks: its server has --prefix-match-unit "
+            f"{said['hit_tokens']} and blocks of {said['block_size']} tokens"
+        )
     limits = Limits(
         num_blocks=num_blocks + 1,  # and the null block
         block_tokens=block_tokens,
         max_num_seqs=said.get("max_num_seqs"),
         max_num_batched_tokens=said.get("max_num_batched_tokens"),
         max_model_tokens=said.get("max_model_len"),
+        num_state_groups=said.get("num_state_groups", 0),
     )
     if options.gpu is not None:
         return make_machine(options.gpu, options.model, limits)

@@ -177,7 +177,8 @@ class Agents:
         assert turn.ended_s is not None
         plan = job.turn
         is_last = len(job.outcomes) + 1 == len(job.plan.turns)
-        job.known_tokens = max(turn.known_tokens, turn.computed_tokens)
+        computed_tokens = max(turn.known_tokens, turn.computed_tokens)
+        job.known_tokens = self._machine.reusable_tokens(turn.prompt_tokens, computed_tokens)
         self._computed_prefixes.update(prefix.name for prefix in job.plan.prefixes)
         job.outcomes.append(
             TurnOutcome(

@@ -64,19 +64,35 @@ def turns_alone(job: JobPlan, machine: Machine) -> Iterator[TurnAlone]:
             _prefill_s(hit_tokens, prompt_tokens, machine),
             _decode_s(prompt_tokens, turn.output_tokens - 1, machine),
         )
-        computed_tokens = prompt_tokens + turn.output_tokens - 1
+        computed_tokens = machine.reusable_tokens(
+            prompt_tokens, prompt_tokens + turn.output_tokens - 1
+        )
 
 
 def _prefill_s(hit_tokens: int, prompt_tokens: int, machine: Machine) -> float:
     total_s = 0.0
     while hit_tokens < prompt_tokens:
-        chunk_tokens = min(machine.max_num_batched_tokens, prompt_tokens - hit_tokens)
+        chunk_tokens = _chunk_tokens(hit_tokens, prompt_tokens, machine)
         batch = StepBatch.of_prefill(chunk_tokens, hit_tokens)
         if chunk_tokens == 1:
             batch = StepBatch.of_decodes(1, hit_tokens)
         total_s += machine.cost.step_s(batch)
         hit_tokens += chunk_tokens
     return total_s
+
+
+def _chunk_tokens(past_tokens: int, prompt_tokens: int, machine: Machine) -> int:
+    """Tokens of a prompt that the next step computes: with recurrent layers no chunk runs past the
+    last whole block, whose state is kept, and those before it end with a block. vLLM stops once
+    more where the turn before ended, if its reply filled a block."""
+    num_tokens = min(machine.max_num_batched_tokens, prompt_tokens - past_tokens)
+    size, end_tokens = machine.block_tokens, past_tokens + num_tokens
+    last_state = machine.reusable_tokens(prompt_tokens, 0)
+    if past_tokens < last_state < end_tokens:
+        return last_state - past_tokens
+    if machine.num_state_groups and end_tokens < prompt_tokens:
+        return end_tokens // size * size - past_tokens or num_tokens
+    return num_tokens
 
 
 def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
@@ -128,7 +144,7 @@ def _held(job: JobPlan, machine: Machine) -> tuple[float, float]:
         context_tokens = alone.prompt_tokens + turn.output_tokens
         token_s += turn.tool_s * context_tokens
         duration_s += machine.request_s + alone.prefill_s + alone.decode_s + turn.tool_s
-    return token_s, duration_s
+    return token_s + machine.state_tokens * duration_s, duration_s
 
 
 def prefill_coefficients(machine: Machine) -> tuple[float, float, float]:

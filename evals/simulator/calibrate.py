@@ -27,6 +27,7 @@ from scipy.optimize import nnls
 from agentkv.command_line import BAD_USAGE, DONE, FAILED, command_parser, url, whole_number
 from agentkv.errors import AgentKVError, RunError
 from agentkv.integrations.vllm.watch.job_view import TurnView
+from agentkv.protocol import LARGE_HIT_UNIT_TOKENS
 
 from ..options import add_server
 from ..rows import require_free
@@ -114,6 +115,7 @@ def measure(
         [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
         root_url = server.root_url
         pool = server.block_pool(facts)
+        num_state_groups = state_groups_of(facts.info, pool.block_size)
     pool_tokens = pool.num_blocks * pool.block_size
     max_tokens = facts.max_context_tokens or pool_tokens
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -134,7 +136,18 @@ def measure(
         num_blocks=pool.num_blocks + 1,  # and the null block
         block_tokens=pool.block_size,
         max_model_tokens=max_tokens,
+        num_state_groups=num_state_groups,
     )
+
+
+def state_groups_of(info: Mapping[str, Any] | None, block_tokens: int) -> int:
+    """Groups of recurrent layers, which only a server with the plugin tells."""
+    if info is None and block_tokens > LARGE_HIT_UNIT_TOKENS:
+        raise RunError(
+            f"blocks of {block_tokens} tokens: recurrent layers are measured under agentkv's "
+            "policies alone, which tell how many groups of them there are"
+        )
+    return int((info or {}).get("num_state_groups", 0))
 
 
 def fit_profile(

@@ -27,7 +27,11 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer; weights and KV have 16 bits."""
+    """The sizes of a decoder-only model; weights and KV have 16 bits.
+
+    `num_state_layers` of its layers are recurrent and keep a state of `state_bytes` each. A token
+    uses `expert_share` of the `num_expert_parameters`, which are among the parameters.
+    """
 
     num_parameters: int
     num_layers: int
@@ -37,6 +41,14 @@ class ModelShape:
     max_context_tokens: int
     source: str
     dtype_bytes: int = 2
+    num_state_layers: int = 0
+    state_bytes: int = 0
+    num_expert_parameters: int = 0
+    expert_share: float = 0.0
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - self.num_state_layers
 
 
 _TABLES = tomllib.loads(
@@ -114,9 +126,10 @@ class StepBatch:
 class Roofline:
     """Each part of a step takes the longer of its FLOPs and its bytes, at the achieved rates.
 
-    Parts: the weights' products (all tokens; the weights are read once), the attention of the
-    prefills, and that of the decodes (each reads the KV of its context). Rates are bytes and
-    FLOP per second, over all cards.
+    Parts: the weights' products (all tokens; the weights are read once, of experts those that any
+    token uses, if each chooses by chance), the attention of the prefills, that of the decodes (each
+    reads the KV of its context), and recurrent states, which each request reads and writes. Rates
+    are bytes and FLOP per second, over all cards.
     """
 
     weight_bytes: float
@@ -127,12 +140,17 @@ class Roofline:
     flop_per_s: float
     fixed_s: float
     sequence_s: float
+    expert_bytes: float = 0.0
+    expert_share: float = 0.0
+    state_bytes: float = 0.0
 
     def step_s(self, batch: StepBatch) -> float:
         """Seconds one step with this batch takes."""
         num_tokens = batch.prefill_tokens + batch.num_decodes
+        used_bytes = self.weight_bytes
+        used_bytes += self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** num_tokens)
         products_s = max(
-            self.token_flop * num_tokens / self.flop_per_s, self.weight_bytes / self.bytes_per_s
+            self.token_flop * num_tokens / self.flop_per_s, used_bytes / self.bytes_per_s
         )
         prefills_s = max(
             self.pair_flop * batch.prefill_pairs / self.flop_per_s,
@@ -142,31 +160,38 @@ class Roofline:
             self.pair_flop * batch.context_tokens / self.flop_per_s,
             self.kv_token_bytes * batch.context_tokens / self.bytes_per_s,
         )
-        host_s = self.fixed_s + self.sequence_s * (batch.num_prefills + batch.num_decodes)
-        return products_s + prefills_s + decodes_s + host_s
+        num_requests = batch.num_prefills + batch.num_decodes
+        states_s = 2.0 * self.state_bytes * num_requests / self.bytes_per_s
+        host_s = self.fixed_s + self.sequence_s * num_requests
+        return products_s + prefills_s + decodes_s + states_s + host_s
 
 
 def roofline(gpu: GPU, model: ModelShape, num_gpus: int) -> Roofline:
     """The roofline of a model on `num_gpus` equal cards, tensor parallel."""
     is_parallel = num_gpus > 1
     cards = num_gpus * (ACHIEVED.parallel_share if is_parallel else 1.0)
+    num_shared = model.num_parameters - model.num_expert_parameters
+    num_used = num_shared + model.expert_share * model.num_expert_parameters
     return Roofline(
-        weight_bytes=model.num_parameters * model.dtype_bytes,
+        weight_bytes=num_shared * model.dtype_bytes,
         kv_token_bytes=kv_token_bytes(model),
         # A multiplication and an addition per weight; per pair, of the query with the key and of
         # the score with the value.
-        token_flop=2.0 * model.num_parameters,
-        pair_flop=4.0 * model.num_layers * model.num_heads * model.head_size,
+        token_flop=2.0 * num_used,
+        pair_flop=4.0 * model.num_attention_layers * model.num_heads * model.head_size,
         bytes_per_s=gpu.bandwidth_gb_s * 1e9 * ACHIEVED.bandwidth_share * cards,
         flop_per_s=gpu.tflops * 1e12 * ACHIEVED.compute_share * cards,
         fixed_s=ACHIEVED.step_s + is_parallel * model.num_layers * ACHIEVED.all_reduce_s,
         sequence_s=ACHIEVED.sequence_s,
+        expert_bytes=model.num_expert_parameters * model.dtype_bytes,
+        expert_share=model.expert_share,
+        state_bytes=model.num_state_layers * model.state_bytes,
     )
 
 
 def kv_token_bytes(model: ModelShape) -> int:
-    """Bytes of KV per token: K and V of every layer."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_size * model.dtype_bytes
+    """Bytes of KV per token: K and V of every layer with attention."""
+    return 2 * model.num_attention_layers * model.num_kv_heads * model.head_size * model.dtype_bytes
 
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

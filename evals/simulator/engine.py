@@ -30,15 +30,17 @@ def plan_jump(
 
     Where the scheduler would decide the same in several steps, a jump hands each running request
     several tokens to compute, as speculative decoding does, and prices every step of it. It ends
-    before anything happens (a request's last token, the end of free memory), and with the first
-    step to end at or after `left_s`, as a step under way would. So it changes only how long the
-    simulation takes. Empty where no jump of two steps or more is possible.
+    before anything happens (a request's last token, the end of free memory, the move of a recurrent
+    state), and with the first step to end at or after `left_s`, as a step under way would. So it
+    changes only how long the simulation takes. Empty where no jump of two steps is possible.
     """
     if not turns or any(turn.is_prefilling for turn in turns):
         return []
     limit = min(turn.num_left for turn in turns)
     limit = min(limit, machine.max_num_batched_tokens // len(turns))
     size = machine.block_tokens
+    if machine.num_state_groups:
+        limit = min(limit, *(_steps_of_a_state(turn, size) for turn in turns))
 
     def num_new_blocks(num_tokens: int) -> int:
         return sum(
@@ -60,6 +62,13 @@ def plan_jump(
         ends_s.append(end_s)
         batch.context_tokens += batch.num_decodes
     return ends_s if len(ends_s) > 1 else []
+
+
+def _steps_of_a_state(turn: LiveTurn, block_tokens: int) -> int:
+    """Steps until a recurrent state moves: it takes a block with the block's first token, and the
+    one before, or a prompt's, is free with the token after that."""
+    num_tokens = turn.computed_tokens % block_tokens
+    return 1 if num_tokens < 2 or turn.num_generated < 2 else block_tokens - num_tokens
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ from .cost import (
     CostModel,
     FittedLine,
     ModelShape,
-    kv_token_bytes,
     roofline,
 )
 
@@ -54,6 +53,8 @@ class Limits:
     max_model_tokens: int | None = None
     num_gpus: int = 1
     memory_utilization: float = GPU_MEMORY_UTILIZATION
+    num_state_groups: int = 0
+    """What an event log says; a model of the catalog has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,28 @@ class Machine:
     max_model_tokens: int
     request_s: float
     pcie_bytes_s: float
+    num_state_groups: int = 0
+    """Groups of recurrent layers: a context holds a block of each for its state."""
 
     @property
     def pool_tokens(self) -> int:
         """Tokens that the pool holds, without the null block."""
         return (self.num_blocks - 1) * self.block_tokens
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens whose KV would take the memory of a context's recurrent states."""
+        return self.num_state_groups * self.block_tokens
+
+    def reusable_tokens(self, prompt_tokens: int, computed_tokens: int) -> int:
+        """Tokens of a context that its next turn can find.
+
+        With recurrent layers vLLM keeps the state of the prompt's last whole block, none of a
+        reply: `prefix_cache_retention_interval` is 0 (vllm/config/cache.py, 0.32.0).
+        """
+        if not self.num_state_groups:
+            return computed_tokens
+        return (prompt_tokens - 1) // self.block_tokens * self.block_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The machine as rows and reports carry it."""
@@ -102,6 +120,7 @@ class ServerProfile(BaseModel):
     block_tokens: int = Field(ge=1)
     kv_token_bytes: int = Field(0, ge=0)
     """Only the offload tier needs it; 0 if unknown."""
+    num_state_groups: int = Field(0, ge=0)
     max_num_seqs: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
     max_model_tokens: int = Field(ge=1)
@@ -149,9 +168,11 @@ def make_machine(gpu: str, model: str | None, limits: Limits) -> Machine:
         machine,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        # A server takes no context that the whole pool could not hold.
+        # A server takes no context that the whole pool could not hold; a state is written while
+        # the one before is read. Source: MambaSpec.max_memory_usage_bytes (vLLM 0.32.0)
         max_model_tokens=min(
-            limits.max_model_tokens or machine.max_model_tokens, machine.pool_tokens
+            limits.max_model_tokens or machine.max_model_tokens,
+            machine.pool_tokens - 2 * machine.state_tokens,
         ),
     )
 
@@ -160,9 +181,19 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     if model_name not in MODELS:
         raise InputError(f"--model: {not_among(model_name, MODELS)}")
     gpu, model = GPUS[gpu_name], MODELS[model_name]
-    block_tokens = limits.block_tokens or BLOCK_TOKENS
-    num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_tokens, limits)
-    if num_blocks < 2:
+    if model.num_heads % limits.num_gpus:
+        raise InputError(
+            f"--num-gpus: {limits.num_gpus} GPUs cannot share the {model.num_heads} attention "
+            f"heads of {model_name} evenly"
+        )
+    block_tokens, block_bytes, num_state_groups = block_layout(
+        model, limits.block_tokens or BLOCK_TOKENS, limits.num_gpus
+    )
+    num_blocks = limits.num_blocks or blocks_that_fit(gpu, model, block_bytes, limits)
+    least = 2 + 2 * num_state_groups
+    if num_blocks < least and limits.num_blocks:
+        raise InputError(f"--blocks: got {num_blocks}, {model_name} needs {least} or more")
+    if num_blocks < least:
         raise InputError(_too_big(gpu_name, gpu, model_name, model, limits))
     is_big = gpu.memory_gib >= BIG_MEMORY_GIB
     return Machine(
@@ -171,12 +202,13 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
         cost=roofline(gpu, model, limits.num_gpus),
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        block_bytes=kv_token_bytes(model) * block_tokens,
+        block_bytes=block_bytes,
         max_num_seqs=BIG_NUM_SEQS if is_big else NUM_SEQS,
         max_num_batched_tokens=BIG_BATCH_TOKENS if is_big else BATCH_TOKENS,
         max_model_tokens=model.max_context_tokens,
         request_s=ACHIEVED.request_s,
         pcie_bytes_s=gpu.pcie_gb_s * 1e9 * limits.num_gpus,
+        num_state_groups=num_state_groups,
     )
 
 
@@ -195,6 +227,7 @@ def machine_of(cost: CostModel, limits: Limits) -> Machine:
         max_model_tokens=limits.max_model_tokens or (num_blocks - 1) * block_tokens,
         request_s=0.0,
         pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
+        num_state_groups=limits.num_state_groups,
     )
 
 
@@ -212,16 +245,34 @@ def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> 
         max_model_tokens=profile.max_model_tokens,
         request_s=profile.request_s,
         pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
+        num_state_groups=profile.num_state_groups,
     )
 
 
-def blocks_that_fit(gpu: GPU, model: ModelShape, block_tokens: int, limits: Limits) -> int:
+def block_layout(model: ModelShape, block_tokens: int, num_gpus: int) -> tuple[int, int, int]:
+    """Tokens and bytes of a block over all cards, and the number of groups of recurrent layers.
+
+    A state takes one block of its layer, so blocks grow until one has room for it; recurrent
+    layers form groups of as many as have attention. `block_tokens` is --block-size. Source:
+    Platform._align_hybrid_block_size (vllm/platforms/interface.py) and
+    _get_kv_cache_groups_uniform_page_size (vllm/v1/core/kv_cache_utils.py, 0.32.0).
+    """
+    # with more cards than KV heads each card has a copy of one
+    num_kv_heads = max(model.num_kv_heads, num_gpus)
+    layer_token_bytes = 2 * num_kv_heads * model.head_size * model.dtype_bytes
+    num_states = math.ceil(model.state_bytes / (block_tokens * layer_token_bytes))
+    block_tokens *= max(1, num_states)
+    num_groups = math.ceil(model.num_state_layers / model.num_attention_layers)
+    return block_tokens, model.num_attention_layers * layer_token_bytes * block_tokens, num_groups
+
+
+def blocks_that_fit(gpu: GPU, model: ModelShape, block_bytes: int, limits: Limits) -> int:
     """Blocks in the memory that vLLM may take, less weights and working space.
 
     Source: 10.55 GiB = 5,402 blocks of 2 MiB for Llama-3.1-8B on an RTX 5090 at 0.85.
     """
     usable_gib = limits.num_gpus * _card_gib(gpu, limits) - _weights_gib(model)
-    return max(0, math.floor(usable_gib * GIB / (kv_token_bytes(model) * block_tokens)))
+    return max(0, math.floor(usable_gib * GIB / block_bytes))
 
 
 def _card_gib(gpu: GPU, limits: Limits) -> float:
@@ -237,7 +288,9 @@ def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits
     weights_gib, card_gib = _weights_gib(model), _card_gib(gpu, limits)
     advice = "a higher --gpu-memory-utilization"
     if card_gib > 0:
-        advice = f"--num-gpus {math.floor(weights_gib / card_gib) + 1} or more"
+        enough = range(math.floor(weights_gib / card_gib) + 1, model.num_heads + 1)
+        fitting = (number for number in enough if not model.num_heads % number)
+        advice = f"--num-gpus {next(fitting, 'of more memory')} or more"
     return (
         f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
         f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"

@@ -44,6 +44,7 @@ def make_scheduler(
         max_num_seqs=machine.max_num_seqs,
         max_num_batched_tokens=machine.max_num_batched_tokens,
         max_model_tokens=machine.max_model_tokens,
+        num_state_groups=machine.num_state_groups,
         settings=settings,
         connector=connector,
     )

@@ -225,6 +225,8 @@ def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_
 
 
 def _dram_blocks(machine: Machine, dram_gib: float) -> int:
+    if machine.num_state_groups:
+        raise InputError(f"+offload: the tier has no recurrent states, which {machine.model} needs")
     if not machine.block_bytes:
         raise InputError(
             "+offload: the profile does not say how large the KV of a token is; "
@@ -235,8 +237,10 @@ def _dram_blocks(machine: Machine, dram_gib: float) -> int:
 
 def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     """A pool that holds every context of the run at once, so that nothing is ever evicted."""
-    jobs = with_children(workload.jobs)
-    num_blocks = 2 + sum(job.context_tokens // machine.block_tokens + 1 for job in jobs)
+    jobs, num_states = with_children(workload.jobs), 2 * machine.num_state_groups
+    num_blocks = 2 + sum(
+        job.context_tokens // machine.block_tokens + 1 + num_states for job in jobs
+    )
     if num_blocks > MAX_BLOCKS:
         raise InputError(
             f"@infinite: {num_blocks:,} blocks for all contexts of the run, allowed are "

@@ -2,6 +2,7 @@
 
 `python -m studies.hybrid agentkv --blocks 24`. The last line is one JSON document, in which
 `outputs` holds the tokens and log probabilities of every turn, to be compared between policies.
+With `--simulate` the same is played by the simulator, too, at the speed of this run's steps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from agentkv.evals.simulator.calibrate import TimedStep, fit
+from agentkv.evals.simulator.cost import StepBatch
+from agentkv.evals.simulator.machine import Limits, machine_of
+from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
+from agentkv.policies.names import simulated_policy
+
+REPLY_TOKENS = 8
 
 MODEL = {
     **{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "dtype": "bfloat16"},
@@ -49,6 +59,57 @@ def prompt_of(num_tokens: int, salt: int) -> list[int]:
     return [10 + (salt * 7919 + i * 31 + i * i % 97) % 40000 for i in range(num_tokens)]
 
 
+def timed(engine: Any, steps: list[TimedStep]) -> Callable[[], Any]:
+    """The engine's `step`, which adds what it computed and how long it took to `steps`."""
+    scheduler, batch = engine.engine_core.engine_core.scheduler, StepBatch()
+    schedule = scheduler.schedule
+
+    def noted(*args: Any) -> Any:
+        output = schedule(*args)
+        for name, num_tokens in output.num_scheduled_tokens.items():
+            past_tokens = scheduler.requests[name].num_computed_tokens - num_tokens
+            if num_tokens == 1:
+                batch.add_decode(past_tokens)
+            else:
+                batch.add_prefill(num_tokens, past_tokens)
+        return output
+
+    def step() -> Any:
+        nonlocal batch
+        batch, began_s = StepBatch(), time.monotonic()
+        answers = engine.step()
+        if batch.num_prefills or batch.num_decodes:
+            steps.append(TimedStep(batch, time.monotonic() - began_s, has_request=False))
+        return answers
+
+    scheduler.schedule = noted
+    return step
+
+
+def simulate(
+    engine: Any, steps: Sequence[TimedStep], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Play the same jobs on the simulator; these steps say how fast the engine is."""
+    from agentkv.evals.simulator.run import Simulation
+
+    limits = Limits(
+        num_blocks=options.blocks,
+        block_tokens=engine.vllm_config.cache_config.block_size,
+        max_num_seqs=8,
+        max_num_batched_tokens=4096,
+        num_state_groups=1,
+    )
+    turns = [TurnPlan(1200, REPLY_TOKENS, "", options.tool_s)]
+    turns += [TurnPlan(options.new, REPLY_TOKENS, "", options.tool_s)] * (options.turns - 1)
+    jobs = tuple(JobPlan(f"job-{number}", 0.0, tuple(turns)) for number in range(options.jobs))
+    found = fit(steps)
+    workload, policy = Workload("hybrid", 0, jobs, None), simulated_policy(options.policy)
+    run = Simulation(workload, machine_of(found.cost, limits), policy).run()
+    turns_done = [turn for job in run.jobs for turn in job.turns]
+    rows = [(turn.turn + 1, turn.prompt_tokens, turn.cached_tokens) for turn in turns_done]
+    return {"simulated": hits(rows), "fit_mean_error": round(found.mean_error, 3)}
+
+
 def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Send each job's next turn `--tool-s` after the one before; sum up what turns found."""
     from vllm import SamplingParams
@@ -57,17 +118,24 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
     due, rows = [(0.0, job, 1) for job in prompts], []
     live: dict[str, tuple[int, int]] = {}
     outputs: dict[str, Any] = {}
+    steps: list[TimedStep] = []
+    step = timed(engine, steps)
     while due or live:
         for entry in sorted(each for each in due if each[0] <= time.monotonic()):
             due.remove(entry)
             _, job, turn = entry
             live[name := f"{job}-{turn}"] = job, turn
             tags = {"job_id": str(job), "is_last_step": turn == options.turns}
-            sampling = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "detokenize": False}
+            sampling = {
+                "max_tokens": REPLY_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+                "detokenize": False,
+            }
             extra = None if options.policy == "fcfs" else tags
             params = SamplingParams(**sampling, logprobs=1, extra_args=extra)
             engine.add_request(name, {"prompt_token_ids": prompts[job]}, params)
-        for answer in [each for each in engine.step() if each.finished]:
+        for answer in [each for each in step() if each.finished]:
             job, turn = live.pop(answer.request_id)
             said = answer.outputs[0]
             chances = [next(iter(each.values())).logprob for each in said.logprobs]
@@ -78,12 +146,18 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
                 due.append((time.monotonic() + options.tool_s, job, turn + 1))
         if not live:
             time.sleep(0.005)
+    simulated = simulate(engine, steps, options) if options.simulate else {}
+    return {**vars(options), **hits(rows), **simulated, "outputs": outputs}
+
+
+def hits(rows: Sequence[tuple[int, int, int]]) -> dict[str, float]:
+    """What was found of the prompts; `rows` are turn, prompt tokens and those found."""
     later = [row for row in rows if row[0] > 1]
     shares = {
         name: round(sum(row[2] for row in some) / max(1, sum(row[1] for row in some)), 4)
         for name, some in (("hit_share", rows), ("hit_share_of_later_turns", later))
     }
-    return {**vars(options), **shares, "outputs": outputs}
+    return {"hit_tokens": sum(row[2] for row in rows), **shares}
 
 
 def main() -> None:
@@ -92,6 +166,7 @@ def main() -> None:
     for name, default in (("blocks", 24), ("jobs", 6), ("turns", 5), ("new", 260)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--match-unit", type=int)
+    parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--tool-s", type=float, default=0.5)
     options = parser.parse_args()
     print(json.dumps(play(make_engine(options), options)), flush=True)

@@ -36,13 +36,13 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/retention",): 3_453,
     ("integrations/vllm/watch",): 3_055,
     ("integrations/vllm/api",): 1_914,
-    ("integrations/vllm/engine",): 1_729,
+    ("integrations/vllm/engine",): 1_731,
     ("integrations/vllm/doctor",): 1_040,
-    ("evals",): 9_053,
-    ("evals/simulator",): 3_352,
+    ("evals",): 9_059,
+    ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
-    ("studies",): 4_263,
-    ("tests",): 42_841,
+    ("studies",): 4_339,
+    ("tests",): 42_990,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

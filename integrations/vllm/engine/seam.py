@@ -370,10 +370,12 @@ class SchedulerSeam(Scheduler):
     def bounds(self) -> dict[str, int]:
         """The memory, and vLLM's flags that bound batches and contexts."""
         config = self.vllm_config.scheduler_config
+        specs = (group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups)
         return {
             "block_size": self.block_size,
             "hit_tokens": hit_tokens(self),
             "num_blocks": self.num_blocks(),
+            "num_state_groups": sum(isinstance(spec, MambaSpec) for spec in specs),
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "max_model_len": self.vllm_config.model_config.max_model_len,

@@ -74,6 +74,22 @@ def test_jobs_that_come_by_themselves_keep_their_times(runs: Mapping[str, Any]) 
     assert at_once(job_plans(jobs_among(logged_turns(record))), record) is None
 
 
+def test_a_hybrid_servers_log_is_played_with_its_states(
+    runs: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its groups of recurrent layers take blocks, too; hits within blocks are not played."""
+    path = runs["log"].with_name("hybrid.jsonl")
+    rows = runs["log"].read_text().splitlines()[1:]
+    for hit_tokens, status in ((16, 0), (4, 2)):
+        about = {**SERVER, "hit_tokens": hit_tokens, "num_state_groups": 2}
+        path.write_text("\n".join([json.dumps({"event": "server", "at_s": 0.0, **about}), *rows]))
+        assert main(["replay", str(path), "--json"]) == status
+        said = capsys.readouterr()
+        if status == 0:
+            assert json.loads(said.out)["machine"]["num_state_groups"] == 2
+    assert "no replay of hits within blocks: its server has --prefix-match-unit 4" in said.err
+
+
 @pytest.mark.parametrize(
     ("rows", "flags", "words"),
     [

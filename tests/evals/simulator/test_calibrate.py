@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.evals.simulator.calibrate import TimedStep, fit, main
+from agentkv.errors import RunError
+from agentkv.evals.simulator.calibrate import TimedStep, fit, main, state_groups_of
 from agentkv.evals.simulator.cost import FittedLine, StepBatch
 from agentkv.evals.simulator.machine import Limits, make_machine
 from agentkv.evals.simulator.simulate import main as simulate
@@ -53,6 +54,14 @@ def test_a_probe_s_answer_of_another_shape_is_told(
     finally:
         front.stop()
     assert "asked for 1 tokens, got None: is it a vLLM server?" in capsys.readouterr().err
+
+
+def test_a_server_that_hides_its_recurrent_layers_is_not_measured() -> None:
+    """Stock vLLM tells their large blocks, not their groups: its profile would be played wrong."""
+    assert state_groups_of({"num_state_groups": 3}, 544) == 3
+    assert state_groups_of(None, 32) == state_groups_of({}, 32) == 0
+    with pytest.raises(RunError, match="blocks of 544 tokens: recurrent layers"):
+        state_groups_of(None, 544)
 
 
 @pytest.mark.server

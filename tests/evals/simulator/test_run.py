@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -19,8 +20,9 @@ from agentkv.errors import InputError
 from agentkv.evals.event_log import jobs_of, passed_over, read_record
 from agentkv.evals.simulator.agents import NO_COMMAND, Replies
 from agentkv.evals.simulator.alone import alone_s
-from agentkv.evals.simulator.cost import Roofline
-from agentkv.evals.simulator.run import SimulatedRun, Simulation
+from agentkv.evals.simulator.cost import Roofline, StepBatch
+from agentkv.evals.simulator.machine import Limits, make_machine
+from agentkv.evals.simulator.run import SimulatedRun, Simulation, check_pool
 from agentkv.evals.workload.plans import Workload, deal_jobs
 from agentkv.guard import MAX_ANSWER_S
 from agentkv.policies.agentkv import AgentKVPolicy
@@ -89,6 +91,36 @@ def test_jumps_change_nothing(policy: str) -> None:
     assert stepping.counters["jumps"] == 0
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "agentkv"])
+def test_recurrent_states_take_blocks_and_jumps_change_nothing(policy: str) -> None:
+    """With recurrent layers jumps are exact, too, and a pool that was enough is short."""
+    on = replace(machine(300), num_state_groups=1)
+    _, jumping = simulate(BUSY, policy, on)
+    simulation, stepping = simulate(BUSY, policy, on, has_jumps=False)
+    assert durations(jumping) == pytest.approx(durations(stepping), rel=0, abs=1e-9)
+    for name in ("computed_tokens", "recomputed_tokens", "preemptions"):
+        assert jumping.counters[name] == stepping.counters[name]
+    assert jumping.counters["steps"] < stepping.counters["steps"]
+    assert simulation.engine.num_free_blocks == on.num_blocks - 1
+    _, plain = simulate(BUSY, policy, machine(300))
+    assert stepping.counters["recomputed_tokens"] > 1.1 * plain.counters["recomputed_tokens"]
+
+
+@pytest.mark.parametrize("model", ["qwen3-next-80b", "qwen3.5-27b"])
+def test_a_hybrid_models_job_finds_whole_blocks_alone(model: str) -> None:
+    """It finds the whole blocks of the prompt before, none of a reply, and takes `alone_s`."""
+    limits = Limits(num_gpus=2, num_blocks=80, max_num_batched_tokens=1000)
+    on = make_machine("h200", model, limits)
+    size = on.block_tokens
+    plan = job("alone", 1.0, (5 * size + 9, size, 0.7), (17, 1, 3.0), (300, 50, 0.0))
+    _, run = simulate(Workload("one", 0, (plan,), None), "agentkv", on)
+    found = [turn.cached_tokens for turn in run.jobs[0].turns]
+    assert found == [0, 5 * size, 6 * size]
+    assert run.counters["recomputed_tokens"] == 0
+    junction_s = on.cost.step_s(StepBatch.of_prefill(size, 5 * size))
+    assert run.jobs[0].duration_s == pytest.approx(alone_s(plan, on), abs=junction_s)
+
+
 @pytest.mark.parametrize("has_jumps", [True, False])
 def test_our_policy_learns_the_price_of_the_machine(has_jumps: bool) -> None:
     """The agentkv policy learns the roofline's prefill cost, with jumps and without."""
@@ -148,6 +180,13 @@ def test_a_job_alone_takes_what_the_cost_model_says(policy: str) -> None:
     on = machine(1000)
     _, run = simulate(Workload("one", 0, (plan,), None), policy, on)
     assert run.jobs[0].duration_s == pytest.approx(alone_s(plan, on), abs=1e-9)
+
+
+def test_no_tier_holds_recurrent_states() -> None:
+    """+offload is refused for a hybrid model: played without its states it would hit too much."""
+    on = make_machine("h200", "qwen3.5-35b", Limits())
+    with pytest.raises(InputError, match=r"\+offload: .* recurrent states"):
+        check_pool(BUSY, on, simulated_policy("fcfs+offload"), 64.0)
 
 
 def test_an_unlimited_pool_has_its_limit() -> None:

@@ -79,6 +79,7 @@ STATES: list[Row] = [
 def test_blocks_behind_the_last_state_are_given_back(is_async: bool) -> None:
     """A pin holds the attention's blocks up to the state at its end, and one state a group."""
     engine = Engine(num_blocks=40, num_state_groups=2, is_async=is_async)
+    assert engine.scheduler.bounds()["num_state_groups"] == 2
     check(engine, STATES)
 
 
