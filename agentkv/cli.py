@@ -61,7 +61,7 @@ COMMANDS = {
         "bench",
         "write the tables and pictures of a run as one HTML file",
     ),
-    "trace": ("evals.commands.trace", "bench", "say what your own logs are like, or convert them"),
+    "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
     "predict": ("evals.commands.predict", "bench", "say how long a command will run, and why"),

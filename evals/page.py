@@ -11,6 +11,7 @@ import hashlib
 import importlib.resources
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -40,6 +41,13 @@ pre, .wide { overflow-x: auto; }
 .wide td + td, .wide th + th { text-align: right; }
 """
 """What a page of tables and pictures has in addition to the live page's style."""
+_NAME = r"(?:key|token|secret|password|authorization|--api?-?k?e?)"
+_SECRET_FLAG = re.compile(rf"(?=-)[\w-]*{_NAME}", re.IGNORECASE)
+_SECRET = re.compile(
+    rf"""({_NAME}["']?\s*[:=\s]\s*["']?(?:bearer\s+|basic\s+)?)[^\s"',}}]+|(?<=//)[^/\s@]+(?=@)""",
+    re.IGNORECASE,
+)
+"""A value behind a name such as API_KEY, or who asks in a URL."""
 
 
 def write_record_page(
@@ -151,6 +159,19 @@ def figure(picture: Path, caption: str) -> str:
     media_type = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
     image = f'<img alt="{escape(caption)}" src="data:{media_type};base64,{data}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def shown_command(command: str, argv: Sequence[str]) -> str:
+    """The command as it was typed, with `***` for keys, tokens and passwords."""
+    words = [
+        "***" if _SECRET_FLAG.fullmatch(before) else shlex.quote(without_secrets(word))
+        for before, word in zip(["", *argv], argv, strict=False)
+    ]
+    return " ".join(["agentkv", command, *words])
+
+
+def without_secrets(text: str) -> str:
+    return _SECRET.sub(lambda found: f"{found[1] or ''}***", text)
 
 
 def _write(path: Path, title: str, body: str, *, style: str = "", script: str = "") -> None:

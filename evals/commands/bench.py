@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         print(report(run, summary))
     is_kept = True
     if html is not None:
-        from .report import keep_report  # takes seconds: pandas and matplotlib
+        from .plot import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept = keep_report(html, "bench", argv, [run])
     document = {

@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
     }
     is_kept = _keep(plan.out / "compare.json", document)
     if html is not None:
-        from .report import keep_report  # takes seconds: pandas and matplotlib
+        from .plot import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept &= keep_report(html, "compare", argv, runs)
     print_document(document, is_asked_for=options.json)

@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
         print(_sentence(runs, document["policies"]))
     is_kept = True
     if html is not None:
-        from ..commands.report import keep_report  # takes seconds: pandas and matplotlib
+        from ..commands.plot import keep_report  # takes seconds: pandas and matplotlib
 
         is_kept = keep_report(html, "simulate", argv, runs)
     print_document(document, is_asked_for=options.json)

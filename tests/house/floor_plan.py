@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
     ("studies",): 4_339,
-    ("tests",): 42_990,
+    ("tests",): 43_005,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv
-from agentkv.evals.commands.report import shown_command
+from agentkv.evals.page import shown_command
 from tests.browser import PHONE, chromium, page_of, scrolls_sideways
 from tests.evals.event_log.rows import TWO_TURNS, write_record
 from tests.evals.figures.made_runs import made_run, write_runs
@@ -82,6 +84,19 @@ def test_an_existing_report_is_kept(runs: str, tmp_path: Path) -> None:
     assert agentkv(["report", runs, "--html", str(path)]) == 2
     assert path.read_text() == "mine"
     assert agentkv(["report", runs, "--html", str(path), "--force"]) == 0
+
+
+@pytest.mark.parametrize("command", ["report --html out.html", "record --timeline out.html"])
+def test_a_log_is_shown_without_the_packages_of_figures(command: str, tmp_path: Path) -> None:
+    """On a laptop with the client alone a server's log needs none of them."""
+    source = write_record(tmp_path / "log.jsonl", job=TWO_TURNS)
+    program = (
+        "import sys; from agentkv.cli import main; assert main(sys.argv[1:]) == 0;"
+        "sys.exit(str({'numpy', 'pandas', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+    words = [sys.executable, "-c", program, *command.split(), str(source)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.endswith("set()\n"), done.stderr
 
 
 def test_a_report_of_a_log_is_the_live_page_with_its_events(chromium: Any, tmp_path: Path) -> None:
