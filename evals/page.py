@@ -21,6 +21,7 @@ from typing import Any
 
 from agentkv import __version__
 from agentkv.integrations.vllm.watch.job_view import JobView, sentence
+from agentkv.policies.pins import ENDINGS
 from agentkv.visible import visible
 
 from .event_log import Record
@@ -106,6 +107,7 @@ def _job(job: JobView) -> dict[str, Any]:
     num_missed = sum(turn.miss is not None for turn in job.turns)
     turns = "turn" if num_missed == 1 else "turns"
     missed = f"{num_missed} {turns} computed tokens again" if num_missed else ""
+    words: dict[str | None, str] = {name: end.words for name, end in ENDINGS.items()}
     return {
         "job_id": job.job_id,
         "parent_job_id": job.parent_job_id,
@@ -115,7 +117,7 @@ def _job(job: JobView) -> dict[str, Any]:
         "took_s": job.ended_s - job.started_s,
         "prompt_tokens": prompt_tokens,
         "hit_tokens": hit_tokens,
-        "why": "; ".join(filter(None, [missed, job.close_reason or "open"])),
+        "why": "; ".join(filter(None, [missed, words.get(job.close_reason, "open")])),
         "turns": job.rows(),
     }
 

@@ -241,7 +241,7 @@ function showRecord() {
   const starts = recorded.engines.map((engine) => engine.at_s - engine.events[0].at_s);
   Object.assign(view, { seconds: Math.max(1, ...starts), title: `Over ${seconds(Math.max(...starts))}` });
   setText(byId("server"), recorded.title);
-  setText(byId("summary"), recorded.summary);
+  byId("summary").replaceChildren(...recorded.summary.split("\n").map((line) => element("div", "", line || " ")));
   byId("about").hidden = !recorded.summary;
   byId("pause").hidden = true;
   say(recorded.written, "");

@@ -114,7 +114,7 @@ def test_a_report_of_a_log_is_the_live_page_with_its_events(chromium: Any, tmp_p
         lane = page.get_attribute(".lane", "aria-label")
         assert lane == "over 5.5 s: waiting 0.8 s, running 1.3 s, held 0.7 s, tool 2.8 s"
         why = page.eval_on_selector_all("td.why", "cells => cells.map(cell => cell.textContent)")
-        assert why == ["1 turn computed tokens again; released"] * 2
+        assert why == ["1 turn computed tokens again; the client released the job"] * 2
         assert page.inner_text("#total-hits") == "50 %"
         page.click("text=job-2")
         page.wait_for_selector(".turns td")
@@ -124,7 +124,7 @@ def test_a_report_of_a_log_is_the_live_page_with_its_events(chromium: Any, tmp_p
         assert page.get_attribute("#total-pins", "value") == "2"
         assert page.get_attribute("#total-twice", "value") == "64"
         assert "computes 32 tokens again" in page.inner_text("#decisions")
-        assert "2 jobs, 4 turns" in page.inner_text("#summary")
+        assert "\n2 jobs, 4 turns" in page.inner_text("#summary")
         assert not page.is_visible("#pause")
         assert not scrolls_sideways(page)
         assert (page.problems, page.hosts, page.title()) == ([], set(), "agentkv")
