@@ -128,7 +128,8 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"{total['turns_evicted']} turns computed {total['lost_tokens']} tokens again that were no "
         f"longer there; {total['turns_diverged']} repeated only a part of the turn before.",
         "",
-        f"{total['jobs']} jobs, {total['turns']} turns ({total['turns_finished']} finished, "
+        f"{total['jobs']} {'job' if total['jobs'] == 1 else 'jobs'}, "
+        f"{total['turns']} turns ({total['turns_finished']} finished, "
         f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
         f"first token    first turns    {_seconds(total['ttft_first_s'])}",
         f"               later turns    {_seconds(total['ttft_later_s'])}",

@@ -51,11 +51,14 @@ def test_what_cannot_be_shown_is_named(
     assert ("3 jobs" in printed.out) == (status == 1)
 
 
-def test_the_page_of_a_job_is_not_overwritten(source: str, tmp_path: Path) -> None:
+def test_the_page_of_a_job_is_not_overwritten(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A page that exists is refused without --force; --job picks what is on it."""
     page = tmp_path / "t.html"
     flags = ("record", source, "--job", "job-1", "--timeline", str(page))
     assert agentkv([*flags]) == 0
+    assert "\n1 job, 2 turns" in capsys.readouterr().out
     assert "job-1" in page.read_text()
     assert "job-2" not in page.read_text()
     assert agentkv([*flags]) == 2
