@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentkv.evals.simulator.calibrate import TimedStep, fit
@@ -22,6 +23,8 @@ from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from agentkv.policies.names import simulated_policy
 
 REPLY_TOKENS = 8
+SAMPLING: dict[str, Any] = {"max_tokens": REPLY_TOKENS, "temperature": 0, "ignore_eos": True}
+SAMPLING |= {"detokenize": False}
 
 MODEL = {
     **{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "dtype": "bfloat16"},
@@ -32,6 +35,23 @@ MODEL = {
     **{"shared_expert_intermediate_size": 64, "max_position_embeddings": 32768},
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
+
+
+def write_model(folder: str | Path) -> None:
+    """Write the model with random weights by which a wrong state says something else.
+
+    With vLLM's dummy weights, norms among them, rounding hides what a recurrent layer says; and
+    one that is initialised as for training forgets nearly all of a state in a few tokens.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3NextConfig
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3NextConfig(**MODEL))
+    for name, weights in model.named_parameters():
+        if name.endswith(".A_log"):
+            weights.data.fill_(-9.0)  # e^-9 of a state's logarithm a token
+    model.save_pretrained(folder)
 
 
 def make_engine(options: argparse.Namespace) -> Any:
@@ -45,9 +65,9 @@ def make_engine(options: argparse.Namespace) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/config.json", "w", encoding="utf-8") as file:
-            json.dump(MODEL, file)
-        flags: dict[str, Any] = {"model": folder, "load_format": "dummy", "enforce_eager": True}
+        if options.model is None:
+            write_model(folder)
+        flags: dict[str, Any] = {"model": options.model or folder, "enforce_eager": True}
         flags |= {"skip_tokenizer_init": True, "max_model_len": 8192, "max_num_seqs": 8}
         flags |= {"max_num_batched_tokens": 4096, "num_gpu_blocks_override": options.blocks}
         flags |= {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
@@ -59,13 +79,15 @@ def prompt_of(num_tokens: int, salt: int) -> list[int]:
     return [10 + (salt * 7919 + i * 31 + i * i % 97) % 40000 for i in range(num_tokens)]
 
 
-def timed(engine: Any, steps: list[TimedStep]) -> Callable[[], Any]:
-    """The engine's `step`, which adds what it computed and how long it took to `steps`."""
+def timed(engine: Any, steps: list[TimedStep], preempted: set[str]) -> Callable[[], Any]:
+    """The engine's `step`, which adds what it computed and how long it took to `steps`, and the
+    turns that it preempts to `preempted`."""
     scheduler, batch = engine.engine_core.engine_core.scheduler, StepBatch()
     schedule = scheduler.schedule
 
     def noted(*args: Any) -> Any:
         output = schedule(*args)
+        preempted.update(name.rpartition("-")[0] for name in output.preempted_req_ids or ())
         for name, num_tokens in output.num_scheduled_tokens.items():
             past_tokens = scheduler.requests[name].num_computed_tokens - num_tokens
             if num_tokens == 1:
@@ -119,21 +141,16 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
     live: dict[str, tuple[int, int]] = {}
     outputs: dict[str, Any] = {}
     steps: list[TimedStep] = []
-    step = timed(engine, steps)
+    preempted: set[str] = set()
+    step = timed(engine, steps, preempted)
     while due or live:
         for entry in sorted(each for each in due if each[0] <= time.monotonic()):
             due.remove(entry)
             _, job, turn = entry
             live[name := f"{job}-{turn}"] = job, turn
             tags = {"job_id": str(job), "is_last_step": turn == options.turns}
-            sampling = {
-                "max_tokens": REPLY_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "detokenize": False,
-            }
             extra = None if options.policy == "fcfs" else tags
-            params = SamplingParams(**sampling, logprobs=1, extra_args=extra)
+            params = SamplingParams(**SAMPLING, logprobs=1, extra_args=extra)
             engine.add_request(name, {"prompt_token_ids": prompts[job]}, params)
         for answer in [each for each in step() if each.finished]:
             job, turn = live.pop(answer.request_id)
@@ -147,7 +164,15 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
         if not live:
             time.sleep(0.005)
     simulated = simulate(engine, steps, options) if options.simulate else {}
-    return {**vars(options), **hits(rows), **simulated, "outputs": outputs}
+    found = {**hits(rows), "recomputed_tokens": lost(engine), "preempted": sorted(preempted)}
+    return {**vars(options), **found, **simulated, "outputs": outputs}
+
+
+def lost(engine: Any) -> dict[str, int]:
+    """Tokens that were there when a turn ended and were computed again, by reason; not of stock."""
+    watchers = getattr(engine.engine_core.engine_core.scheduler, "watchers", None)
+    totals: dict[str, Any] = watchers.counters.totals() if watchers else {}
+    return dict(totals.get("recomputed_tokens_total", {}))
 
 
 def hits(rows: Sequence[tuple[int, int, int]]) -> dict[str, float]:
@@ -163,6 +188,7 @@ def hits(rows: Sequence[tuple[int, int, int]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("policy")
+    parser.add_argument("--model", metavar="DIR", help="a folder that `write_model` wrote")
     for name, default in (("blocks", 24), ("jobs", 6), ("turns", 5), ("new", 260)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--match-unit", type=int)
