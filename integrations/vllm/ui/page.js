@@ -47,7 +47,7 @@ function speedOf() {
 // p50 and p99 of later and of first turns, each on a line where there is room, and of how many.
 function tailOf(part) {
   const found = ["later", "first"].map((which) => [which, times.spread(which, part)]).filter(([, each]) => each);
-  const told = found.map(([which, { p50, p99 }]) => `${which === "first" ? "first " : ""}p50 ${seconds(p50)}, p99 ${seconds(p99)}`.replaceAll(" ", "\u00a0"));
+  const told = found.map(([which, { p50, p99 }]) => `${which === "first" ? "first " : ""}p50 ${seconds(p50)}, p99 ${seconds(p99)}`.replaceAll(/(?<!,) /g, "\u00a0"));
   return [told.join("; "), `Of ${listed(found.map(([which, { n }]) => `${count(n)} ${which}`))} turns that ended in the last ${MEAN_S / 60} minutes`];
 }
 
