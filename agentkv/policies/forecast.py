@@ -224,7 +224,10 @@ class JobGrowth:
                 break
 
     def turn_ended(self, job: Job, added_tokens: int) -> None:
-        """Record by how many tokens a turn lengthened its job's context."""
+        """Record by how many tokens a turn lengthened its job's context, unless it is the first:
+        that adds its reply alone, later ones a tool's output, too."""
+        if job.num_turns == 1:
+            return
         for each in self._taught_by(job):
             each.added.append(added_tokens)
             if len(each.added) > MIN_TURNS:

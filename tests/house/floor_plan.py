@@ -27,13 +27,13 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/client",): 3_073,
     ("agentkv/tool_calls",): 2_069,
     ("agentkv/durations", "agentkv/commands"): 4_101,
-    ("agentkv/policies",): 2_036,
+    ("agentkv/policies",): 2_039,
     ("agentkv/testing", "agentkv/server"): 2_046,
     ("agents",): 600,
     ("integrations",): 1_620,
     ("integrations/vllm",): 1_265,
     ("integrations/vllm/front_end",): 938,
-    ("integrations/vllm/retention",): 3_453,
+    ("integrations/vllm/retention",): 3_446,
     ("integrations/vllm/watch",): 3_055,
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_731,
@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
     ("studies",): 4_365,
-    ("tests",): 43_029,
+    ("tests",): 43_041,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

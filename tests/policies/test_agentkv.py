@@ -279,6 +279,18 @@ def test_growth_starts_from_what_is_published_and_ends_with_what_was_seen() -> N
     assert growth.tokens_per_turn(job) == pytest.approx(1000, rel=0.05)
 
 
+def test_jobs_that_begin_together_are_not_expected_to_stay_small() -> None:
+    """A first turn adds its reply alone, later ones a tool's output, too."""
+    growth, job = JobGrowth(), newcomer("")
+    for _ in range(40):
+        growth.turn_ended(newcomer(""), 30)
+    assert growth.tokens_per_turn(job) == PRIOR_TOKENS
+    job.num_turns = 2
+    for _ in range(40):
+        growth.turn_ended(job, 1100)
+    assert growth.tokens_per_turn(job) > 900
+
+
 def teach(
     growth: JobGrowth, lengths: list[int], added_tokens: int, client: str = "", kind: object = None
 ) -> None:

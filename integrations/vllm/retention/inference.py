@@ -17,7 +17,6 @@ from typing import Any
 from agentkv.durations.ttl import TTL
 from agentkv.events import Inferred
 from agentkv.policies.continuum import tool_name
-from agentkv.policies.forecast import JobGrowth
 from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job
 from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
@@ -58,13 +57,11 @@ class JobInference:
         block_tokens: int,
         jobs: JobTable,
         stream: EventStream,
-        growth: JobGrowth,
     ) -> None:
-        """`worker` reads replies; jobs that are found come into `jobs`, and `growth` learns."""
+        """`worker` reads replies; jobs that are found come into `jobs`."""
         self._jobs = jobs
         self._clock = clock
         self._emit = stream.emit
-        self._growth = growth
         self.is_on = settings.infer_jobs
         self.turns = OpenTurns(
             block_tokens, max_jobs=settings.max_jobs, lease_s=settings.job_lease_s
@@ -96,8 +93,6 @@ class JobInference:
             return inferred_id(request_id, client) if expects_job else None
         if self._jobs.get(job.job_id) is None:
             self._jobs.add(job)
-            if job.num_turns == 1:
-                self._growth.turn_ended(job, job.context_tokens - job.first_prompt_tokens)
         if job.num_turns == 1:  # its second turn proves it
             self._emit(Inferred, job.job_id)
         return job.job_id

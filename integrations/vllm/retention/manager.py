@@ -68,10 +68,7 @@ class RetentionManager:
         predicts = policy.uses_predictions
         self.predictor = DurationService(settings, worker, clock, predicts=predicts)
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
-        growth = self.admission.growth
-        self.inference = JobInference(
-            settings, worker, clock, pool.block_tokens, self.jobs, stream, growth
-        )
+        self.inference = JobInference(settings, worker, clock, pool.block_tokens, self.jobs, stream)
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
         )
