@@ -1,4 +1,4 @@
-"""`python studies/published/d1.py OUTPUT_MEAN > TRACE`: jobs as published for D1 to D3.
+"""`python studies/published/d1.py OUTPUT_MEAN [SEED] > TRACE`: jobs as published for D1 to D3.
 
 100 jobs of 18 turns with tools of 1 s. Prompts grow from 2,100 tokens, less each turn, to a median
 of 6,945; outputs are log-normal with median 30 and the mean given (30: all equal). Source of the
@@ -18,9 +18,9 @@ GROWTH_SIGMA = 0.15
 OUTPUT_MEDIAN = 30
 
 
-def main(output_mean: float) -> None:
+def main(output_mean: float, *seed: str) -> None:
     """Print a line a turn."""
-    rng = random.Random(f"d1 {output_mean}")
+    rng = random.Random(" ".join(["d1", str(output_mean), *seed]))
     sigma = math.sqrt(2.0 * math.log(output_mean / OUTPUT_MEDIAN))
     for job in range(NUM_JOBS):
         grown_tokens = GROWN_TOKENS * rng.lognormvariate(0.0, GROWTH_SIGMA)
@@ -38,4 +38,4 @@ def main(output_mean: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), *sys.argv[2:])
