@@ -1,13 +1,13 @@
-"""Attacks one client of a real server by another, and times the victim under two policies.
+"""Attacks one client of a real server by another, and times the victim under several policies.
 
-`python -m studies.attack --minutes 8 --out rows.json`: a server under each policy with two API keys
-and 127 blocks of 32 tokens, both up all the time and one of them in use. Round by round, for each
-attack: its traffic and a job of the victim under the one policy, and at once under the other; which
-is first alternates. The ratio of such a pair is what counts, since other load on the machine
-changes from minute to minute. Prompts are token ids, so their lengths are exact.
+`python -m studies.attack --minutes 20 --out rows.json`: a server under each policy with two API
+keys and 127 blocks of 32 tokens, all up all the time and one of them in use. Round by round, for
+each attack: its traffic and a job of the victim under one policy, and at once under the next; every
+other round begins with the last. The ratio to `fcfs` within a round is what counts, since other
+load on the machine changes from minute to minute. Prompts are token ids, so lengths are exact.
 
-The last line is one JSON document, also written with --out after every pair. TERM ends the servers.
-See README.md.
+The last line is one JSON document, also written with --out after every round. TERM ends the
+servers. See README.md.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from agentkv.policies.names import server_policy
 from agentkv.server.demo_model import prepare_demo_model
 from agentkv.server.process import ServerProcess
 
+STOCK = "fcfs"
 ATTACKER, VICTIM = "key-of-the-attacker", "key-of-the-victim"
 SERVER_ARGS = (
     *("--max-model-len", "2048", "--block-size", "32", "--num-gpu-blocks-override", "128"),
@@ -52,24 +55,45 @@ def tokens(number: int) -> list[int]:
 
 
 class Client:
-    """One API key of a server."""
+    """One API key of a server, and the contexts of the jobs that it has opened."""
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=100)
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
+        self.contexts: list[list[int]] = []
 
-    async def turn(self, prompt: list[int], max_tokens: int, **tags: Any) -> list[int]:
-        """One completion; returns the prompt with what the model said."""
+    async def turn(
+        self, prompt: list[int], max_tokens: int, *, is_aborted: bool = False, **tags: Any
+    ) -> list[int]:
+        """One streamed completion; returns the prompt with what the model said, of which an
+        aborted one reads the first piece."""
         body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        options = {"ignore_eos": True, "return_token_ids": True}
-        reply = await self._http.post("/v1/completions", json={**body, **options, **tags})
-        reply.raise_for_status()
-        return prompt + list(reply.json()["choices"][0]["token_ids"])
+        options = {"ignore_eos": True, "return_token_ids": True, "stream": True}
+        said: list[int] = []
+        async with self._http.stream(
+            "POST", "/v1/completions", json={**body, **options, **tags}
+        ) as reply:
+            reply.raise_for_status()
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    said += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
+                    if is_aborted:
+                        break
+        return prompt + said
 
-    async def signal(self, job_id: str) -> None:
+    async def open_jobs(self, number: int, num_tokens: int) -> None:
+        """Play the first turns of jobs `job-0`, `job-1`, ..., and leave these idle."""
+        for index in range(number):
+            self.contexts.append(await self.turn(tokens(num_tokens), 1, job_id=f"job-{index}"))
+
+    async def tool_finished(self, job_id: str) -> None:
         event = {"state": "finished", "command": "ls"}
         await self._http.post(f"/v1/agentkv/jobs/{job_id}/tool", json=event)
+
+    async def poll(self, number: int) -> None:
+        """Ask for this client's jobs, by a query that no other poll has; stock answers 404."""
+        await self._http.get("/v1/agentkv/jobs", params={"x": number})
 
     async def end(self) -> None:
         """Release this client's jobs, and wait until the server has nothing to do."""
@@ -86,137 +110,208 @@ class Client:
         return any(float(line.split()[-1]) for line in lines if line.startswith(names))
 
 
-async def for_ever(act: Callable[[], Awaitable[object]], pause_s: float = 0.0) -> None:
-    while True:
-        await act()
-        await asyncio.sleep(pause_s)
+Act = Callable[[Client, int], Awaitable[object]]
+"""What a client does at once; the number is another one each time."""
 
 
-@asynccontextmanager
-async def idle(attacker: Client) -> AsyncIterator[None]:
-    """F1: five jobs of one turn whose tools finish for ever, and two decodes that overlap."""
-    ids = [f"idle-{number}" for number in range(5)]
-    for job_id in ids:
-        await attacker.turn(tokens(730), 1, job_id=job_id)
-    acts = [for_ever(lambda: attacker.turn(tokens(20), 120)) for _ in range(2)]
-    acts += [for_ever(partial(attacker.signal, job_id), 2.0) for job_id in ids]
-    async with running(acts):
-        yield
+async def go_on(attacker: Client, number: int) -> None:
+    """One more token for a context that fills a fifth of the pool."""
+    index = number % len(attacker.contexts)
+    context = await attacker.turn(attacker.contexts[index], 1, job_id=f"job-{index}")
+    attacker.contexts[index] = context
 
 
-@asynccontextmanager
-async def sub_agents(attacker: Client) -> AsyncIterator[None]:
-    """F2: eight connections, each in a loop one new sub-agent of one old job."""
-    await attacker.turn(tokens(60), 1, job_id="parent")
-    numbers = itertools.count()
-
-    async def spawn() -> None:
-        tags = {"job_id": f"sub-{next(numbers)}", "parent_job_id": "parent", "priority": 0}
-        await attacker.turn(tokens(680), REPLY_TOKENS, **tags)
-
-    async with running([for_ever(spawn) for _ in range(8)]):
-        yield
+async def go_on_untagged(attacker: Client, number: int) -> None:
+    context = await attacker.turn(tokens(640), REPLY_TOKENS)
+    await attacker.turn(context + tokens(TOOL_RESULT_TOKENS), REPLY_TOKENS)
 
 
-@asynccontextmanager
-async def flood(attacker: Client) -> AsyncIterator[None]:
-    """F6: forty connections, each in a loop a job of one token."""
-    numbers = itertools.count()
-
-    async def open_job() -> None:
-        await attacker.turn(tokens(1), 1, job_id=f"flood-{next(numbers)}")
-
-    async with running([for_ever(open_job) for _ in range(40)]):
-        yield
+async def hang_up(attacker: Client, number: int) -> None:
+    """A new job that would need a third of the pool, and leaves."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await attacker.turn(tokens(1500), REPLY_TOKENS, job_id=f"burst-{number}")
 
 
-@asynccontextmanager
-async def running(acts: list[Any]) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(act) for act in acts]
-    await asyncio.sleep(HEAD_START_S)
-    try:
-        yield
-    finally:
-        failed = [task.exception() for task in tasks if task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    if failed:
-        raise RuntimeError(f"{len(failed)} parts of the attack ended early") from failed[0]
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """Connections of the attacker's that each do one thing again and again."""
+
+    act: Act
+    num_connections: int = 8
+    num_jobs: int = 0
+    """Jobs of one turn of `job_tokens` that the attacker has opened before."""
+    job_tokens: int = 0
+    num_decodes: int = 0
+    """Connections in addition, so that the engine always has something to do."""
+    pause_s: float = 0.0
+
+    @asynccontextmanager
+    async def under_way(self, attacker: Client) -> AsyncIterator[None]:
+        """The attack goes on inside the block."""
+        numbers = itertools.count()
+
+        async def repeat(act: Act, pause_s: float = 0.0) -> None:
+            while True:
+                with suppress(httpx.TransportError):  # a busy server may close an idle connection
+                    await act(attacker, next(numbers))
+                await asyncio.sleep(pause_s)
+
+        await attacker.open_jobs(self.num_jobs, self.job_tokens)
+        loops = [repeat(self.act, self.pause_s) for _ in range(self.num_connections)]
+        loops += [
+            repeat(lambda client, _: client.turn(tokens(20), 120)) for _ in range(self.num_decodes)
+        ]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        try:
+            await asyncio.sleep(HEAD_START_S)
+            yield
+        finally:
+            failed = [task.exception() for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if failed:
+            raise RuntimeError(f"{len(failed)} parts of the attack ended early") from failed[0]
 
 
-ATTACKS = {"idle": idle, "sub-agents": sub_agents, "flood": flood}
+_with_idle_jobs = partial(
+    Attack, num_connections=5, num_jobs=5, job_tokens=730, num_decodes=2, pause_s=2.0
+)
+ATTACKS = {
+    "aborted-streams": Attack(
+        lambda client, number: client.turn(
+            tokens(680), 500, is_aborted=True, job_id=f"aborted-{number}"
+        )
+    ),
+    "held-contexts": _with_idle_jobs(go_on),
+    "renewed-leases": Attack(
+        lambda client, number: client.turn(tokens(20), 1, job_id=f"job-{number % 40}"),
+        num_connections=40,
+        num_jobs=40,
+        job_tokens=90,
+    ),
+    "tool-signals": _with_idle_jobs(
+        lambda client, number: client.tool_finished(f"job-{number % 5}")
+    ),
+    "cached-prompts": Attack(
+        lambda client, number: client.turn(
+            client.contexts[0] + tokens(20), REPLY_TOKENS, job_id=f"long-{number}"
+        ),
+        num_connections=40,
+        num_jobs=1,
+        job_tokens=1500,
+    ),
+    "decodes": Attack(
+        lambda client, number: client.turn(tokens(20), 2000, job_id=f"decode-{number}"),
+        num_connections=40,
+    ),
+    "untagged": Attack(go_on_untagged),
+    "priorities": Attack(
+        lambda client, number: client.turn(
+            *(tokens(680), REPLY_TOKENS),
+            job_id=f"sub-{number}",
+            parent_job_id="job-0",
+            priority=-100,
+        ),
+        num_jobs=1,
+        job_tokens=60,
+    ),
+    "bursts": Attack(hang_up, num_connections=40),
+    "polls": Attack(Client.poll, num_connections=40, num_jobs=200, job_tokens=1),
+}
+"""The ten attacks of README.md."""
 
 
-async def victims_turns(url: str, attack: str) -> list[float]:
-    """Seconds of each turn of a new job under an attack, one after the other."""
+async def victims_job_s(url: str, attack: Attack, cap_s: float) -> float | None:
+    """Seconds of the turns of a new job under an attack; None if they are not over by `cap_s`."""
     attacker, victim = Client(url, ATTACKER), Client(url, VICTIM)
-    seconds = []
-    async with ATTACKS[attack](attacker):
-        prompt = tokens(VICTIM_PROMPT_TOKENS)
-        for turn in range(VICTIM_TURNS):
-            began_s = time.monotonic()
-            prompt = await victim.turn(prompt, REPLY_TOKENS, job_id="victim", turn=turn + 1)
-            seconds.append(round(time.monotonic() - began_s, 2))
-            prompt += tokens(TOOL_RESULT_TOKENS)
+    job_s = None
+    async with attack.under_way(attacker):
+        began_s = time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(cap_s):
+                prompt = tokens(VICTIM_PROMPT_TOKENS)
+                for turn in range(VICTIM_TURNS):
+                    prompt = await victim.turn(prompt, REPLY_TOKENS, job_id="victim", turn=turn + 1)
+                    prompt += tokens(TOOL_RESULT_TOKENS)
+                job_s = round(time.monotonic() - began_s, 2)
     await victim.end()
     await attacker.end()
-    return seconds
+    return job_s
 
 
-def summarize(rows: list[dict[str, Any]], policies: tuple[str, str]) -> dict[str, Any]:
-    """For each attack the pairs, and the ratio of the first policy to the second over them."""
+def summarize(rows: Sequence[Mapping[str, Any]], cap_s: float) -> dict[str, Any]:
+    """For each attack and policy the ratios to stock, in which a job that did not end counts as
+    `cap_s`: too much under stock, so that the ratio is smaller, and too little under the policy."""
     found: dict[str, Any] = {}
     for attack in dict.fromkeys(row["attack"] for row in rows):
-        job_s = [
-            {policy: sum(row["turns_s"][policy]) for policy in policies}
-            for row in rows
-            if row["attack"] == attack
-        ]
-        ratios = [pair[policies[0]] / pair[policies[1]] for pair in job_s]
-        found[attack] = {
-            "pairs": len(ratios),
-            "ratio": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3),
-            "ratio_of_pairs": [round(ratio, 2) for ratio in sorted(ratios)],
-            "mean_job_s": {
-                policy: round(sum(pair[policy] for pair in job_s) / len(job_s), 2)
-                for policy in policies
-            },
-            "is_within_goal": sum(map(math.log, ratios)) / len(ratios) <= math.log(GOAL),
-        }
+        jobs = [row["job_s"] for row in rows if row["attack"] == attack]
+        for policy in (name for name in jobs[0] if name != STOCK):
+            pairs = [(job[policy], job[STOCK]) for job in jobs]
+            ratios = [(ours_s or cap_s) / (stock_s or cap_s) for ours_s, stock_s in pairs]
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            ended = {name: sum(job[name] is not None for job in jobs) for name in (policy, STOCK)}
+            found.setdefault(attack, {})[policy] = {
+                "pairs": len(pairs),
+                "ended": ended,
+                "ratio": round(mean, 3),
+                "ratio_of_pairs": [round(ratio, 2) for ratio in sorted(ratios)],
+                "is_within_goal": mean <= GOAL and ended[policy] == len(pairs),
+            }
     return found
+
+
+def rounds(
+    urls: Mapping[str, str], attacks: Sequence[str], cap_s: float, ends_s: float
+) -> Iterator[dict[str, Any]]:
+    """Each attack under each policy, again and again; after `ends_s` no attack of a second round
+    begins."""
+    for number, attack in ((number, name) for number in itertools.count() for name in attacks):
+        if number and time.monotonic() > ends_s:
+            return
+        order = list(urls) if number % 2 == 0 else list(urls)[::-1]
+        job_s = {
+            name: asyncio.run(victims_job_s(urls[name], ATTACKS[attack], cap_s)) for name in order
+        }
+        yield {"attack": attack, "load": round(os.getloadavg()[0], 1), "job_s": job_s}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.attack", description=__doc__)
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="default: all")
-    parser.add_argument("--policy", default="agentkv", help="compared with fcfs")
-    parser.add_argument("--minutes", type=float, default=8.0, help="no pair begins after these")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        type=server_policy,
+        help="compared with fcfs, as `agentkv compare` takes it; default: agentkv",
+    )
+    parser.add_argument("--minutes", type=float, default=20.0, help="no second round after these")
+    parser.add_argument("--cap-s", type=float, default=100.0, help="a victim's job is left then")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     ends_s = time.monotonic() + 60 * given.minutes
-    policies = (given.policy, "fcfs")
+    policies = [*(given.policy or [server_policy("agentkv")]), server_policy(STOCK)]
     rows: list[dict[str, Any]] = []
-    longest_s = 0.0
+    document = ""
     with ExitStack() as stack:
         urls = {
-            policy: stack.enter_context(
-                ServerProcess(prepare_demo_model(), policy=policy, args=SERVER_ARGS)
+            choice.name: stack.enter_context(
+                ServerProcess(
+                    prepare_demo_model(),
+                    policy=choice.scheduling_policy,
+                    args=(*SERVER_ARGS, *choice.flags()),
+                )
             ).root_url
-            for policy in policies
+            for choice in policies
         }
         attacks = given.attack or list(ATTACKS)
-        for number, attack in enumerate(itertools.cycle(attacks)):
-            began_s = time.monotonic()
-            if began_s + longest_s > ends_s and number >= len(attacks):
-                break
-            order = policies if (number // len(attacks)) % 2 == 0 else policies[::-1]
-            turns_s = {policy: asyncio.run(victims_turns(urls[policy], attack)) for policy in order}
-            longest_s = max(longest_s, time.monotonic() - began_s)
-            rows.append({"attack": attack, "load": os.getloadavg()[0], "turns_s": turns_s})
-            print(attack, json.dumps(turns_s), flush=True)
-            document = json.dumps({"attacks": summarize(rows, policies), "rows": rows})
+        for row in rounds(urls, attacks, given.cap_s, ends_s):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            summary = {"cap_s": given.cap_s, "attacks": summarize(rows, given.cap_s), "rows": rows}
+            document = json.dumps(summary)
             if given.out is not None:
                 given.out.write_text(document + "\n", encoding="utf-8")
     print(document)

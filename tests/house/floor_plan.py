@@ -41,8 +41,8 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals",): 9_062,
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
-    ("studies",): 4_365,
-    ("tests",): 43_041,
+    ("studies",): 4_460,
+    ("tests",): 43_069,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745
