@@ -74,18 +74,26 @@ class Batch(RunBatchProgressManager):
         A first Ctrl-C lets each agent finish its step, a second one abandons them.
         """
         substitute(ProgressTrackingAgent=BatchAgent, get_sb_environment=self._environment)
+        ended: list[int] = []
+        all_ended = threading.Event()  # a join that Ctrl-C breaks would take its thread for ended
+
+        def work() -> None:
+            try:
+                self._work()
+            finally:
+                ended.append(threading.get_ident())
+                if len(ended) == num_workers:
+                    all_ended.set()
+
         # daemons: an agent that waits for a dead server must not keep the process alive
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_workers)]
-        for thread in threads:
-            thread.start()
+        for _ in range(num_workers):
+            threading.Thread(target=work, daemon=True).start()
         with Live(self.render_group):
             is_over = False
             while not is_over:
                 try:
-                    for thread in threads:
-                        thread.join(CHECK_SERVER_EVERY_S)
-                        self._check_server()
-                    is_over = not any(thread.is_alive() for thread in threads)
+                    is_over = all_ended.wait(CHECK_SERVER_EVERY_S)
+                    self._check_server()
                 except KeyboardInterrupt:
                     if self.stopped_because:
                         break

@@ -276,8 +276,8 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path, cause: signal.Signals 
     assert set(patches(out)) == {row["instance_id"] for row in rows(out)}
 
 
-def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    """Agents that wait for their server's answer are abandoned, and leave nothing behind."""
+def test_an_interrupt_waits_for_agents_and_a_second_one_does_not(tmp_path: Path) -> None:
+    """Agents that wait for their server's answer are then abandoned, and leave nothing behind."""
     out = tmp_path / "run"
     asked, answer_now = threading.Event(), threading.Event()
 
@@ -291,6 +291,8 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert any("Ctrl-C again" in line for line in process.stderr)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2.0)
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=LIMIT_S)
         answer_now.set()
