@@ -37,12 +37,12 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/watch",): 3_055,
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_731,
-    ("integrations/vllm/doctor",): 1_040,
+    ("integrations/vllm/doctor",): 1_195,
     ("evals",): 9_070,
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
     ("studies",): 4_460,
-    ("tests",): 43_071,
+    ("tests",): 43_118,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

@@ -15,6 +15,7 @@ from agentkv.command_line import add_json, command_parser, url
 from agentkv.visible import visible
 
 from .check import Check, Status
+from .hits import check_hits
 from .installation import check_installation
 from .server import check_served_template, check_server
 from .stickiness import check_stickiness
@@ -45,8 +46,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--url", type=url, help="address of a server, or of a router, to check")
     parser.add_argument("--model", metavar="DIR", help="a model's folder: check only its template")
     parser.add_argument("--api-key", help="the server's API key, if it asks for one")
+    hits = "also compare replies with and without cache hits: six requests that generate"
+    parser.add_argument("--check-hits", action="store_true", help=hits)
     add_json(parser)
     options = parser.parse_args(argv)
+    if options.check_hits and options.url is None:
+        parser.error("--check-hits: asks a server: give --url, too")
     if options.model is not None and not Path(options.model).exists():
         parser.error(f"--model: got {options.model!r}, no such folder")
     return options
@@ -65,6 +70,8 @@ def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
         yield from check_served_template(options.url, options.api_key)
         if has_plugin:
             yield from check_stickiness(options.url, options.api_key)
+        if has_plugin and options.check_hits:
+            yield from check_hits(options.url, options.api_key)
 
 
 def _as_text(check: Check) -> str:
