@@ -75,6 +75,7 @@ WRONG = [
     ("record empty", "empty: no event of any job in it"),
     ("record binary", "binary: no text in UTF-8"),
     ("swebench report nofile", "nofile/run.json"),
+    ("doctor --check-hits", "--check-hits: asks a server: give --url, too"),
     ("doctor --model nofile", "--model: got 'nofile', no such folder"),
     # a server
     ("doctor --url 127.0.0.1:8000", "--url: got '127.0.0.1:8000', did you mean http://127.0.0.1"),

@@ -34,15 +34,15 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm",): 1_265,
     ("integrations/vllm/front_end",): 938,
     ("integrations/vllm/retention",): 3_446,
-    ("integrations/vllm/watch",): 3_055,
+    ("integrations/vllm/watch",): 3_053,
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_731,
-    ("integrations/vllm/doctor",): 1_195,
+    ("integrations/vllm/doctor",): 1_181,
     ("evals",): 9_070,
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_545,
     ("studies",): 4_460,
-    ("tests",): 43_118,
+    ("tests",): 43_119,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

@@ -97,7 +97,7 @@ class ChangesAReply(httpx.HTTPTransport):
 def test_doctor_compares_replies_with_and_without_hits(
     server_pool: ServerPool, hybrid_model_dir: Path
 ) -> None:
-    """Both turns hit, nothing differs, a difference is reported; no job or prediction is left."""
+    """Both turns hit, nothing differs, a difference is reported; no job is left, nothing learned."""
     server = server_pool.get(hybrid_model_dir, *SERVER, policy="agentkv")
     (found,) = check_hits(server.base_url, None)
     assert (found.status, found.advice) == ("OK", None)
@@ -110,4 +110,4 @@ def test_doctor_compares_replies_with_and_without_hits(
         assert client.get("/v1/agentkv/jobs").json()["jobs"] == []
         assert client.get("/v1/agentkv/timestamps").json()["jobs"] == {}
         stats = client.get("/v1/agentkv/stats").json()
-    assert stats.get("predictions_total", {}) == {}
+    assert stats["learned"]["tool_durations"] == 0

@@ -15,7 +15,7 @@ from agentkv.command_line import add_json, command_parser, url
 from agentkv.visible import visible
 
 from .check import Check, Status
-from .hits import check_hits
+from .hits import NO_PLUGIN, check_hits
 from .installation import check_installation
 from .server import check_served_template, check_server
 from .stickiness import check_stickiness
@@ -70,8 +70,8 @@ def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
         yield from check_served_template(options.url, options.api_key)
         if has_plugin:
             yield from check_stickiness(options.url, options.api_key)
-        if has_plugin and options.check_hits:
-            yield from check_hits(options.url, options.api_key)
+        if options.check_hits:
+            yield from check_hits(options.url, options.api_key) if has_plugin else [NO_PLUGIN]
 
 
 def _as_text(check: Check) -> str:

@@ -7,7 +7,6 @@ alone: each conversation has a `cache_salt` of its own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +29,11 @@ BUGS = (
     "a difference below about 0.1 may be rounding; above, a hit brought a wrong state: "
     "--no-enable-prefix-caching avoids it, vllm#47194 and #49127 are known causes"
 )
+NO_PLUGIN = warn(
+    NAME, "not compared: the server does not run one of agentkv's policies", "start it with one"
+)
 OTHERS = "ask again while the server has nothing else to do, or start it with --max-num-seqs 1"
-NO_COUNT = "ask an idle server, or start it with --enable-prompt-tokens-details"
+NO_COUNT = "start it with --enable-prompt-tokens-details"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def check_hits(
         with connect(url, api_key, TIMEOUT_S, transport) as client:
             yield _compare(client)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        seen = f"a request got no answer ({type(error).__name__}: {error})"
+        seen = f"a request failed ({type(error).__name__}: {error})"
         yield warn(NAME, seen, "look into the server's log")
 
 
@@ -86,31 +88,15 @@ def _ask(client: httpx.Client, model: str, prompt: list[int], salt: str) -> Answ
         **{"model": model, "prompt": prompt, "cache_salt": salt, "temperature": 0, "logprobs": TOP},
         **{"max_tokens": REPLY_TOKENS, "ignore_eos": True, "return_tokens_as_token_ids": True},
     }
-    before = _counted(client)
     answer = client.post("/v1/completions", json=body).raise_for_status().json()
     details = answer["usage"].get("prompt_tokens_details") or {}
-    hit_tokens = details.get("cached_tokens")
-    if hit_tokens is None:
-        asked, hit = (after - was for after, was in zip(_counted(client), before, strict=True))
-        hit_tokens = hit if asked == len(prompt) else None  # else others were served, too
     chances = answer["choices"][0]["logprobs"]
     return Answered(
         tuple(chances["tokens"]),
         tuple(chances["token_logprobs"]),
         tuple(chances["top_logprobs"]),
-        hit_tokens,
+        details.get("cached_tokens"),
     )
-
-
-def _counted(client: httpx.Client) -> tuple[int, int]:
-    """Prompt tokens that the server has looked for in its cache, and those it found."""
-    page = client.get("/metrics").text
-    counted = (
-        re.findall(rf"^vllm:prefix_cache_{name}_total(?:\{{.*\}})? (\S+)", page, re.M)
-        for name in ("queries", "hits")
-    )
-    asked, hit = (int(sum(map(float, values))) for values in counted)
-    return asked, hit
 
 
 def _said(found: list[Answered], computed: list[Answered], unit_tokens: int) -> Check:

@@ -73,8 +73,6 @@ class PlayedTurn:
     num_tokens: int = 0
     units: array[int] | None = None
     """Of its prompt and reply, once it is known to have ended."""
-    num_full: int = 0
-    """Of these, full ones."""
     played_s: float = inf
     """When it ends as it is played."""
     is_over: bool = False
@@ -298,7 +296,6 @@ class StockGhost:
     def _take_end(self, turn: PlayedTurn) -> None:
         hashes = turn.block_hashes[self._unit_blocks - 1 :: self._unit_blocks]
         units = array("q", (hash(each) & NUMBERS for each in hashes))
-        turn.num_full = len(units)
         if turn.num_tokens > len(units) * self._unit_tokens:
             units.append(next(self._numbers))  # the last one, which is not full
         turn.units, turn.block_hashes = units, ()
@@ -350,8 +347,9 @@ class StockGhost:
         if turn.is_later:
             found = turn.prompt_tokens, turn.hit_tokens, hit_tokens
             self.compared.append(Compared(turn.jobs[0], *found, engine_s))
-        for num_full in filter(None, (num_found, turn.num_full)):
-            stock.use_end(units[num_full - 1])
+        num_full = min(turn.num_tokens // self._unit_tokens, len(units))
+        for number in filter(None, (num_found, num_full)):
+            stock.use_end(units[number - 1])
         stock.num_running += 1
         stock.hold(reserved)
         ran_s = turn.ended_s - turn.admitted_s + engine_s

@@ -259,13 +259,13 @@ def test_probes_leave_no_trace(tiny_continuum_server: ServerProcess) -> None:
 def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     """The real probe: vLLM's own loader finds the entry point, and its parser has our policy.
 
-    With a dead server the command exits with 1 and prints one JSON document.
+    With a dead server the command exits with 1, compares no replies and prints one JSON document.
     """
-    status = main(["--url", "http://127.0.0.1:9", "--json"])
+    status = main(["--url", "http://127.0.0.1:9", "--check-hits", "--json"])
     document = json.loads(capsys.readouterr().out)
     found = {check["name"]: check["status"] for check in document["checks"]}
     assert found["plugin"] == "OK"
-    assert (status, document["ok"], found["server"]) == (1, False, "FAIL")
+    assert (status, document["ok"], found["server"], found["hits"]) == (1, False, "FAIL", "WARN")
 
 
 @pytest.mark.parametrize("argv", [["--url", "server:8000"], ["--nonsense"]])
