@@ -97,7 +97,7 @@ class ChangesAReply(httpx.HTTPTransport):
 def test_doctor_compares_replies_with_and_without_hits(
     server_pool: ServerPool, hybrid_model_dir: Path
 ) -> None:
-    """Both turns hit, nothing differs, a difference is told; no job is left, nothing learned."""
+    """Hits that change nothing pass, one that does is reported; no job or lesson is left."""
     server = server_pool.get(hybrid_model_dir, *SERVER, policy="agentkv")
     (found,) = check_hits(server.base_url, None)
     assert (found.status, found.advice) == ("OK", None)
