@@ -38,6 +38,8 @@ class Regime:
 
     name: str
     workload: str = DEFAULT_WORKLOAD
+    trace: str | None = None
+    """File of the workload "trace", from the root of the checkout."""
     num_jobs: int = 80
     pool_blocks: int | None = None
     tools: str | None = None
@@ -80,6 +82,7 @@ class Regime:
             seed=seed,
             **{"num_jobs": self.num_jobs, **rate, **changes},
             max_turns=self.max_turns,
+            trace=None if self.trace is None else Path(self.trace),
             tools=tools if tools is None or tools in TOOLS else Path(tools),
             max_context_tokens=self.max_context_tokens,
             token_scale=self.token_scale,
