@@ -22,13 +22,13 @@ from agentkv.command_line import (
     print_document,
     seconds,
     url,
-    whole_number,
 )
 from agentkv.policies.names import known_policies, server_policy
 
 from ..options import (
     add_html,
     add_kept,
+    add_mode,
     add_server,
     add_workload_options,
     describe_workload,
@@ -37,7 +37,7 @@ from ..options import (
     workload_of,
 )
 from ..outcomes import RunOutcome, summarize
-from ..player.run import MODES, LoadOptions, load_server
+from ..player.run import LoadOptions, load_server
 from ..tables import cell, text_table
 
 DEFAULTS = {"jps": 1.0, "duration": 60.0}
@@ -151,10 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_options(parser)
     run = parser.add_argument_group("run")
     add = run.add_argument
-    mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
-    add("--mode", choices=MODES, default="replay", help=mode_help)
-    live_help = "in live mode (512)"
-    add("--max-output-tokens", type=whole_number(1), default=512, metavar="N", help=live_help)
+    add_mode(run)
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     add_kept(run, "write turns.jsonl as turns end, and run.json")

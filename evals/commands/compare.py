@@ -46,6 +46,7 @@ from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from ..options import (
     add_html,
     add_kept,
+    add_mode,
     add_workload_options,
     describe_workload,
     fill_in,
@@ -77,11 +78,8 @@ _RATIOS = ("mean_s", "p90_s")
 class CPU:
     """The demo model with memory for three whole jobs of the six at once: defaults of the flags.
 
-    Half of the reference's tokens, so that a run takes two minutes on two cores (prefill about 700
-    tokens/s, 45 ms a step of decoding, 35 s until a server is ready). Chosen with `agentkv
-    simulate` on a profile calibrated to such a server, where over three seeds it shows continuum's
-    mean at 75% to 80% of fcfs's; with 65 to 176 blocks and 3 to 6 jobs at once it lies between 71%
-    and 104%.
+    Half of the reference's tokens, so that a run takes a minute or two on two cores. Chosen with
+    `agentkv simulate` on a profile calibrated to such a server.
     """
 
     workload: Mapping[str, Any] = MappingProxyType(
@@ -106,6 +104,8 @@ class ComparePlan:
     out: Path
     ready_timeout_s: float
     limit_s: float | None
+    mode: str = "replay"
+    max_output_tokens: int = 512
     config: Mapping[str, Any] = field(default_factory=dict)
     dram_gib: float = CPU.dram_gib
     """Size of the tier of policies that have one."""
@@ -199,6 +199,8 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, ComparePlan]:
         out=Path(options.out or f"compare-{time_stamp()}"),
         ready_timeout_s=CPU.ready_timeout_s,
         limit_s=options.limit_s,
+        mode=options.mode,
+        max_output_tokens=options.max_output_tokens,
         config=vars(options) | {"server_flags": server_flags},
         dram_gib=options.dram_gib or CPU.dram_gib,
     )
@@ -280,6 +282,8 @@ def _run(plan: ComparePlan, policy: Contestant, repeat: int) -> tuple[RunOutcome
             policy=policy.name if isinstance(policy, Rival) else policy,
             turns_url=processes[-1].root_url,
             limit_s=plan.limit_s,
+            mode=plan.mode,
+            max_output_tokens=plan.max_output_tokens,
             out=folder,
             force=True,
             config={**plan.config, "rival": _rival_facts(policy)},
@@ -307,6 +311,7 @@ def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutc
     for name, then, now in (
         ("workload", run.workload, plan.described),
         ("server_flags", config.get("server_flags"), plan.server_flags),
+        ("mode", config.get("mode", "replay"), plan.mode),
         ("dram_gib", config.get("dram_gib"), plan.config.get("dram_gib")),
         ("rival", config.get("rival"), _rival_facts(policy)),
     ):
@@ -384,6 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_options(parser)
     runs = parser.add_argument_group("runs")
     add = runs.add_argument
+    add_mode(runs)
     add("--limit-s", type=seconds, metavar="S", help="cut jobs of a run that run after this time")
     add_kept(
         runs,

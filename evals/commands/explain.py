@@ -78,16 +78,11 @@ def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("explain", __doc__)
-    parser.add_argument("job", nargs="?", metavar="JOB", help="the job's id")
-    parser.add_argument(
-        "--worst",
-        type=whole_number(1),
-        metavar="N",
-        help="the N jobs, at most 10, that computed the most tokens a second time",
-    )
-    parser.add_argument(
-        "--url", type=url, default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
-    )
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    add = parser.add_argument
+    add("job", nargs="?", metavar="JOB", help="the job's id")
+    worst_help = "the N jobs, at most 10, that computed the most tokens a second time"
+    add("--worst", type=whole_number(1), metavar="N", help=worst_help)
+    add("--url", type=url, default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

@@ -102,19 +102,11 @@ def _one_line(command: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("predict", __doc__)
-    parser.add_argument("commands", nargs="+", metavar="COMMAND", help="bash text, or - for stdin")
-    kinds = f"{', '.join(predictor_names())}, FILE.py:CLASS or MODULE:CLASS"
-    parser.add_argument(
-        "--kind",
-        default="default",
-        metavar="NAME",
-        help=f"which predictor: {kinds} (default %(default)s)",
-    )
-    parser.add_argument(
-        "--state", metavar="FILE", help="what train-predictor or DurationPredictor.save wrote"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the predictor; none of them draws at random today"
-    )
+    add = parser.add_argument
+    add("commands", nargs="+", metavar="COMMAND", help="bash text, or - for stdin")
+    kinds = f"{', '.join(predictor_names())}, FILE.py:CLASS or MODULE:CLASS (default %(default)s)"
+    add("--kind", default="default", metavar="NAME", help=f"which predictor: {kinds}")
+    add("--state", metavar="FILE", help="what train-predictor or DurationPredictor.save wrote")
+    add("--seed", type=int, default=0, help="of the predictor; none of them draws at random today")
     add_json(parser)
     return parser

@@ -39,7 +39,6 @@ from ..workload.plans import JobPlan, Workload, with_children
 from ..workload.sample_text import sample_text, sections
 from .job import Conversation, JobPlayer, LiveConversation, ReplayConversation, Windows
 
-MODES = ("replay", "live")
 MAX_IDLE_CONNECTION_S = 2.0
 """The server closes idle connections too (vLLM after 5 s), and a request sent just then fails."""
 MAX_IDLE_CONNECTIONS = 20

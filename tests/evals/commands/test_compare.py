@@ -72,6 +72,7 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
     for other in (
         {"described": {"name": "bfcl"}},
         {"server_flags": ("--block-size", "64")},
+        {"mode": "live"},
         {"policies": tuple(Rival(p.name, ("--max-num-seqs", "4")) for p in plan.policies)},
     ):
         with pytest.raises(InputError, match="was made with another"):
