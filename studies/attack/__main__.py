@@ -217,7 +217,7 @@ ATTACKS = {
         num_jobs=1,
         job_tokens=60,
     ),
-    "bursts": Attack(hang_up, num_connections=40),
+    "bursts": Attack(hang_up),
     "polls": Attack(Client.poll, num_connections=40, num_jobs=200, job_tokens=1),
 }
 """The ten attacks of README.md."""
