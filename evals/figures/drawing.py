@@ -152,7 +152,7 @@ def save(figure: Any, path: Path, *, conditions: str) -> Path:
 
 _PANEL_IN = (4.1, 3.1)
 _BARS_WIDTH_IN = 3.2
-_ROOM_FOR_RATIOS = 1.25
+_ROOM_FOR_RATIOS = 1.4
 _LOG_RATIO = 20
 """Ranges wider than this are drawn on a logarithmic axis."""
 
