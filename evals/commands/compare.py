@@ -312,6 +312,7 @@ def _complete_run(plan: ComparePlan, policy: Contestant, repeat: int) -> RunOutc
         ("workload", run.workload, plan.described),
         ("server_flags", config.get("server_flags"), plan.server_flags),
         ("mode", config.get("mode", "replay"), plan.mode),
+        ("max_output_tokens", config.get("max_output_tokens", 512), plan.max_output_tokens),
         ("dram_gib", config.get("dram_gib"), plan.config.get("dram_gib")),
         ("rival", config.get("rival"), _rival_facts(policy)),
     ):

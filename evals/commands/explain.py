@@ -82,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("job", nargs="?", metavar="JOB", help="the job's id")
     worst_help = "the N jobs, at most 10, that computed the most tokens a second time"
     add("--worst", type=whole_number(1), metavar="N", help=worst_help)
-    add(
-        "--url", type=url, default="http://127.0.0.1:8000", help="the server (default: %(default)s)"
-    )
+    add("--url", type=url, default="http://127.0.0.1:8000", help="the server (default %(default)s)")
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

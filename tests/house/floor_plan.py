@@ -38,11 +38,11 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_914,
     ("integrations/vllm/engine",): 1_731,
     ("integrations/vllm/doctor",): 1_181,
-    ("evals",): 9_070,
+    ("evals",): 9_069,
     ("evals/simulator",): 3_463,
     ("evals/traces",): 1_542,
     ("studies",): 4_329,
-    ("tests",): 43_076,
+    ("tests",): 43_077,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745

@@ -73,6 +73,7 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
         {"described": {"name": "bfcl"}},
         {"server_flags": ("--block-size", "64")},
         {"mode": "live"},
+        {"max_output_tokens": 64},
         {"policies": tuple(Rival(p.name, ("--max-num-seqs", "4")) for p in plan.policies)},
     ):
         with pytest.raises(InputError, match="was made with another"):
