@@ -38,7 +38,10 @@ DATA = (
 )
 """Files of the wheel next to its Python: one of each folder that has some."""
 CLIENT = """
-from agentkv.testing import ScriptedReply, ScriptedServer
+import sys
+
+sys.path.append("CHECKOUT")
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 with ScriptedServer([ScriptedReply("```bash\\necho seen\\n```")], model="scripted") as server:
     source = open("tutorial.py").read().replace("http://127.0.0.1:8000", server.root_url)
@@ -137,7 +140,7 @@ def try_out(package: Path, tutorial: Path) -> None:
         subprocess.run([*pip, "--disable-pip-version-check", package, "openai"], check=True)
         blocks = re.findall(r"^```python\n(.*?)^```$", tutorial.read_text(), re.M | re.S)
         (Path(folder) / "tutorial.py").write_text("\n".join(blocks))
-        (Path(folder) / "client.py").write_text(CLIENT)
+        (Path(folder) / "client.py").write_text(CLIENT.replace("CHECKOUT", str(ROOT)))
         for command in (["agentkv", "--version"], ["python", "client.py"]):
             words = [programs / command[0], *command[1:]]
             done = subprocess.run(words, cwd=folder, text=True, capture_output=True, timeout=120)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from uuid import uuid4
 
-from agentkv import testing
-from agentkv.testing.scripted_server import (
+from tests import scripted_server
+from tests.scripted_server import (
     MODEL,
     SHAPES,
     Body,
@@ -189,7 +189,7 @@ def _message_events(reply: ScriptedReply) -> Iterator[Body]:
     yield {"type": "message_stop"}
 
 
-class ScriptedServer(testing.ScriptedServer):
+class ScriptedServer(scripted_server.ScriptedServer):
     """The public fake with more routes."""
 
     shapes: Mapping[str, ReplyShape] = {

@@ -15,7 +15,7 @@ import pytest
 
 from agentkv.cli import main
 from agentkv.env import AGENTS
-from agentkv.testing import ScriptedServer
+from tests.scripted_server import ScriptedServer
 
 URL = "http://127.0.0.1:8000"
 MODEL = "org/it's 7B"

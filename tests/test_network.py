@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agentkv.cli import COMMANDS
-from agentkv.testing import ScriptedServer
+from tests.scripted_server import ScriptedServer
 
 WATCH = """
 import json, sys

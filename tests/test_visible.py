@@ -13,11 +13,11 @@ import pytest
 
 from agentkv.cli import main
 from agentkv.evals.top import Top
-from agentkv.testing.http_front import Answer
 from agentkv.visible import visible
 from tests.evals.event_log.rows import write_record
 from tests.evals.fake_vllm import answering
 from tests.evals.top.test_top import Script, engine, job, shows, text_of
+from tests.http_front import Answer
 
 EVIL = (
     "x\x1b]0;title\x07\x1b]52;c;cGFzdGU=\x07\x1b[5;31m\x9b2J\x7f\b\r\nforged: line\t"

@@ -17,8 +17,7 @@ from agentkv.events import RulesFailed
 from agentkv.guard import MAX_ANSWER_S, Fault, UnusableAnswerError
 from agentkv.policies import Pin, Policy, Settings, load_policy
 from agentkv.policies.answers import CHECKS
-
-from .stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
+from tests.stepped_engine import BLOCK_TOKENS, SteppedEngine, prompt_of
 
 MAX_WAIT_S = 2000.0
 """Virtual seconds after which every turn must have had its first blocks: the 1800 s of

@@ -99,9 +99,9 @@ def _check(options: argparse.Namespace) -> int:
     label, settings = read_target(options.target)
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     try:
+        from agentkv.evals.simulator.vllm_scheduler import VLLM_VERSION, quiet_vllm
         from agentkv.testing.policy_play import PROMISES
         from agentkv.testing.promises import check_promises
-        from agentkv.testing.vllm_scheduler import VLLM_VERSION, quiet_vllm
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentkv.errors import RunError
-from agentkv.testing.vllm_scheduler import make_request, runner_output, take_tokens_together
 
 from .cost import StepBatch
 from .dram_tier import Transfers
 from .machine import Machine
 from .plugin import Plugin
 from .turns import LiveTurn
+from .vllm_scheduler import make_request, runner_output, take_tokens_together
 
 _NO_TOKENS: list[int] = []
 

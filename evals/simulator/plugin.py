@@ -15,11 +15,11 @@ from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.balancer import EngineTable, rank_for
 from agentkv.integrations.vllm.api.engine_client import merge_timestamps
 from agentkv.integrations.vllm.watch.load_reports import EngineLoad, EngineReport
-from agentkv.testing.vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 from .fleet import Sticky, Upstream
 from .machine import Machine
 from .turns import LiveTurn
+from .vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
 
 WAITS_REPORTED = 20
 """Returning turns whose waits a stock engine's report averages, as many as the plugin's."""

@@ -101,7 +101,7 @@ class SimulationPlan:
     def metadata(self) -> dict[str, Any]:
         """What all rows share. Nothing in it depends on the time or place of the simulation, so
         rows repeat byte for byte."""
-        from agentkv.testing.vllm_scheduler import VLLM_VERSION
+        from .vllm_scheduler import VLLM_VERSION
 
         flags = vars(self.options).items()
         config = {name: value for name, value in flags if name not in _NOT_OF_THE_RUN}

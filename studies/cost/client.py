@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import agentkv
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
-from agentkv.testing import ScriptedServer
+from tests.scripted_server import ScriptedServer
 from tests.tool_calls.adversarial_replies import adversarial_replies
 
 from .rows import Row, difference_row, samples_row, side_by_side, timed

@@ -16,7 +16,7 @@ from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.live import LiveHub
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import SteppedEngine, prompt_of
+from tests.stepped_engine import SteppedEngine, prompt_of
 
 from .rows import Row, samples_row
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agentkv.testing.vllm_scheduler import (
+from agentkv.evals.simulator.vllm_scheduler import (
     SchedulerShape,
     build_scheduler,
     make_request,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import agentkv
-from agentkv.testing import forget_servers
+from agentkv.client.server import forget_servers
 
 # Read when the two are imported, which the test modules do after this.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"

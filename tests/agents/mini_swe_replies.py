@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo the patch"
 AGENT_CONFIG: dict[str, Any] = {

@@ -17,8 +17,8 @@ import bash_agent
 import pytest
 
 from agentkv.agents.sandbox import find_bubblewrap
-from agentkv.testing import ScriptedServer
-from agentkv.testing.http_front import Answer, HttpFront
+from tests.http_front import Answer, HttpFront
+from tests.scripted_server import ScriptedServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
 # Commands run unasked here: they are this file's own.

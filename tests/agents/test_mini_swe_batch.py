@@ -15,8 +15,8 @@ from minisweagent.run.benchmarks import swebench
 
 from agentkv.agents.mini_swe import AgentKVModel, AgentKVTextModel
 from agentkv.agents.mini_swe.batch import substitute, tagged_model
-from agentkv.testing import ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
+from tests.scripted_server import ScriptedServer
 
 CLASSES: dict[str, tuple[dict[str, Any], type]] = {
     "default": ({}, AgentKVModel),

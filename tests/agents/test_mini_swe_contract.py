@@ -18,8 +18,8 @@ from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 import agentkv
 from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel, AgentKVTextModel
 from agentkv.protocol import TAG_FIELDS
-from agentkv.testing import ScriptedReply, ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, fenced, model_config, tool_call
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("clean_slate")
 

@@ -17,8 +17,8 @@ from minisweagent.models.test_models import DeterministicModel, make_output
 import agentkv
 from agentkv.agents.mini_swe import AgentKVAgent, AgentKVModel
 from agentkv.errors import TagError
-from agentkv.testing import ScriptedReply, ScriptedServer
 from tests.agents.mini_swe_replies import AGENT_CONFIG, SUBMIT, model_config, tool_call
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("clean_slate")
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
-from agentkv.testing import forget_servers
+from agentkv.client.server import forget_servers
 from tests.scripted_apis import ScriptedServer
 
 

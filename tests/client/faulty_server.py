@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from agentkv.protocol import WIRE_VERSION
-from agentkv.testing import ScriptedReply
 from tests.scripted_apis import json_body
+from tests.scripted_server import ScriptedReply
 
 HTML = b"<html><body><h1>Bad gateway</h1></body></html>"
 

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from agentkv.protocol import Tags
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
-from agentkv.testing.http_front import Answer, HttpFront
-from agentkv.testing.scripted_server import openai_error
+from tests.http_front import Answer, HttpFront
+from tests.scripted_server import openai_error
 
 BLOCK_TOKENS = 16
 MAX_CONTEXT_TOKENS = 4096

@@ -9,7 +9,7 @@ import pytest
 
 from agentkv.errors import AgentKVServerError, InputError
 from agentkv.evals.commands import explain, record
-from agentkv.testing import ScriptedServer
+from tests.scripted_server import ScriptedServer
 
 
 @pytest.mark.parametrize(

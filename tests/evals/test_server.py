@@ -18,9 +18,9 @@ from agentkv.evals.server import (
     parse_snapshot,
     preemptions_between,
 )
-from agentkv.testing import ScriptedServer
-from agentkv.testing.http_front import Answer
 from tests.evals.fake_vllm import FakeVllm, answering
+from tests.http_front import Answer
+from tests.scripted_server import ScriptedServer
 
 PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf-8")
 

@@ -11,8 +11,8 @@ import pytest
 
 from agentkv.guard import Fault
 from agentkv.testing.promises import PolicyMachine, promises_of
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 from .rules import FOLDER, NAMES
 

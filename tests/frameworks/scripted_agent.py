@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentkv.testing import ScriptedReply
+from tests.scripted_server import ScriptedReply
 
 Body = Mapping[str, Any]
 Step = tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""Rooms keep their budget and their privacy, modules are worth their file, folders stay small.
+"""Rooms keep their budget and their privacy, and modules are worth their file.
 
 A feature that needs more lines than ROOM_LINES gives its room says in the same commit what leaves.
 `python -m tests.house.floor_plan` lists the offenders and exits with 1 if there are any.
@@ -16,9 +16,6 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("agentkv", "agents", "evals", "integrations")
 INSTALLED_BELOW_AGENTKV = ("agents", "evals", "integrations")
 MIN_LINES = 80
-MAX_MODULES = 12
-MIN_SHARED_PREFIX = 3
-MAX_FILE_LINES = 450
 LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
@@ -28,7 +25,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/tool_calls",): 2_069,
     ("agentkv/durations", "agentkv/commands"): 4_100,
     ("agentkv/policies",): 2_039,
-    ("agentkv/testing", "agentkv/server"): 2_046,
+    ("agentkv/testing", "agentkv/server"): 986,
     ("agents",): 586,
     ("integrations",): 1_617,
     ("integrations/vllm",): 1_265,
@@ -39,18 +36,14 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/engine",): 1_731,
     ("integrations/vllm/doctor",): 1_181,
     ("evals",): 9_069,
-    ("evals/simulator",): 3_463,
+    ("evals/simulator",): 3_753,
     ("evals/traces",): 1_542,
     ("studies",): 4_329,
-    ("tests",): 43_077,
+    ("tests",): 43_500,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 32_745
 
-LONG_ON_PURPOSE: dict[str, str] = {
-    "integrations/vllm/engine/seam.py": "all private names of vLLM's engine stand in one file",
-}
-"""Files over MAX_FILE_LINES, each with its reason."""
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
 }
@@ -129,16 +122,6 @@ def heavy_rooms() -> list[str]:
     ]
 
 
-def long_files() -> list[str]:
-    """Files of the wheel and of studies over MAX_FILE_LINES."""
-    return [
-        f"{relative}: {num_lines} lines"
-        for path in [*source_files(), *_python_below("studies")]
-        if (num_lines := _lines(path)) > MAX_FILE_LINES
-        and (relative := str(path.relative_to(ROOT))) not in LONG_ON_PURPOSE
-    ]
-
-
 def long_functions() -> list[str]:
     """Functions of the wheel and of studies over 40 lines, if there are more than allowed."""
     found = [
@@ -184,36 +167,6 @@ def small_modules() -> list[str]:
     return found
 
 
-def _modules_by_folder() -> dict[Path, list[str]]:
-    folders: dict[Path, list[str]] = defaultdict(list)
-    for path in source_files():
-        if path.name not in ("__init__.py", "__main__.py"):
-            folders[path.parent.relative_to(ROOT)].append(path.stem)
-    return dict(sorted(folders.items()))
-
-
-def crowded_folders() -> list[str]:
-    """Folders of more than 12 modules."""
-    return [
-        f"{folder}: {len(names)} modules"
-        for folder, names in _modules_by_folder().items()
-        if len(names) > MAX_MODULES
-    ]
-
-
-def shared_prefixes() -> list[str]:
-    """Three modules of one folder whose names begin with the same word."""
-    found = []
-    for folder, names in _modules_by_folder().items():
-        words = Counter(name.lstrip("_").split("_")[0] for name in names)
-        found += [
-            f"{folder}: {number} modules begin with {word}"
-            for word, number in sorted(words.items())
-            if number >= MIN_SHARED_PREFIX
-        ]
-    return found
-
-
 def private_imports() -> list[str]:
     """Private modules or names that another room imports."""
     files = source_files()
@@ -241,10 +194,7 @@ def _is_private(part: str) -> bool:
     return part.startswith("_") and not part.startswith("__")
 
 
-CHECKS = (
-    *(heavy_rooms, long_files, long_functions, class_names_taken_twice),
-    *(small_modules, crowded_folders, shared_prefixes, private_imports),
-)
+CHECKS = (heavy_rooms, long_functions, class_names_taken_twice, small_modules, private_imports)
 
 
 def main() -> int:

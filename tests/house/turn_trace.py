@@ -73,7 +73,7 @@ def wheel_file(file_name: str) -> str | None:
     if not path.is_relative_to(ROOT):
         return None
     name = path.relative_to(ROOT).as_posix()
-    is_ours = name.startswith(WHEEL) and not name.startswith("agentkv/testing/")
+    is_ours = name.startswith(WHEEL) and not name.startswith(("agentkv/testing/", "evals/"))
     return name if is_ours else None
 
 
@@ -114,7 +114,7 @@ class Trace:
 
 def trace_turn(policy: str) -> Trace:
     """Play a job's turns, each of which returns to its pin, and trace the last one."""
-    from agentkv.testing.stepped_engine import SteppedEngine, prompt_of
+    from tests.stepped_engine import SteppedEngine, prompt_of
 
     engine = SteppedEngine(num_blocks=400, policy=policy)
     manager = type(engine.scheduler.retention)
@@ -156,7 +156,7 @@ def above_limits(figures: Mapping[str, Figure]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures by phase and policy."""
-    from agentkv.testing.vllm_scheduler import quiet_vllm
+    from agentkv.evals.simulator.vllm_scheduler import quiet_vllm
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", action="append", help=f"default: {' and '.join(POLICIES)}")

@@ -15,7 +15,7 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.integrations.contextpilot import ContextPilotListener, index_ids
 from agentkv.listeners import KVFree, UndeliveredError, make_listener
-from agentkv.testing.http_front import Answer, HttpFront
+from tests.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
 needs_package = pytest.mark.skipif(

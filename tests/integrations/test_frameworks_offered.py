@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import agentkv
+from agentkv.client.server import forget_servers
 from agentkv.integrations import frameworks
-from agentkv.testing import ScriptedServer, forget_servers
 from tests.integrations.toy_framework import Agent
+from tests.scripted_server import ScriptedServer
 
 
 @pytest.fixture

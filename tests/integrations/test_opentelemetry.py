@@ -20,7 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import agentkv
-from agentkv.testing import ScriptedServer, forget_servers
+from agentkv.client.server import forget_servers
+from tests.scripted_server import ScriptedServer
 from tests.span_receiver import span_receiver
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}

@@ -14,10 +14,11 @@ import pytest
 
 import agentkv
 from agentkv.client.patches import Patch
+from agentkv.client.server import forget_servers
 from agentkv.integrations.runs import a_run, a_tool, a_turn, until
-from agentkv.testing import ScriptedServer, forget_servers
 from tests.integrations import toy_framework
 from tests.integrations.toy_framework import Agent, Team
+from tests.scripted_server import ScriptedServer
 
 Ask = Callable[[], Any]
 MESSAGES = [{"role": "user", "content": "hello"}]

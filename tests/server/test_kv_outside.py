@@ -15,8 +15,8 @@ import zmq
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
 from agentkv.server.process import ServerProcess
-from agentkv.testing.http_front import Answer, HttpFront
 from tests.conftest import TINY_ARGS, ServerPool
+from tests.http_front import Answer, HttpFront
 from tests.server.chat import LIMIT_S, agentkv_get, metric, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.long]

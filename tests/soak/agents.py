@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from agentkv.protocol import ToolEvent
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 UNTAGGED = ("x", "y", "z")
 """Agents that name no job: theirs are inferred."""

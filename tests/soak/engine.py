@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import psutil
 
 from agentkv.command_line import whole_number
+from agentkv.evals.simulator.vllm_scheduler import quiet_vllm
 from agentkv.policies.agentkv import AgentKVPolicy
 from agentkv.protocol import ToolEvent
-from agentkv.testing.stepped_engine import SteppedEngine, prompt_of
-from agentkv.testing.vllm_scheduler import quiet_vllm
+from tests.stepped_engine import SteppedEngine, prompt_of
 
 COMMANDS = ("ls", "pytest", "grep -rn x", "pip install", "npm ci", "sed -n 1,20p", "python")
 NUM_JOBS, MAX_TURNS, MAX_TOKENS = 4, 12, 400

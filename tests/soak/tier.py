@@ -28,10 +28,10 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from agentkv.command_line import whole_number
-from agentkv.testing.stepped_engine import BLOCK_TOKENS
-from agentkv.testing.vllm_scheduler import quiet_vllm
+from agentkv.evals.simulator.vllm_scheduler import quiet_vllm
 from tests.integrations.vllm.harness import Engine
 from tests.soak.agents import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, Agents
+from tests.stepped_engine import BLOCK_TOKENS
 
 BLOCK_BYTES = 4096
 """Of the made-up model with one group of KV blocks, as vLLM rounds it for the tier."""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from agentkv.testing import ScriptedReply, ScriptedServer
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 from ..instances import Instance
 

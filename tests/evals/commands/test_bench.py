@@ -15,8 +15,8 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.evals.rows import TURNS_FILE, read_runs
-from agentkv.testing.http_front import Answer
 from tests.evals.fake_vllm import FakeVllm, answering
+from tests.http_front import Answer
 
 NOBODY = "http://127.0.0.1:9/v1"
 QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency", "3")

@@ -4,8 +4,8 @@ import pytest
 
 from agentkv.evals.commands.explain import report
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 @pytest.mark.parametrize("block_tokens", [16, 640])

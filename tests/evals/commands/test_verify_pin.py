@@ -23,8 +23,8 @@ from agentkv.evals.commands.verify_pin import (
     ttl_line,
     verdict_lines,
 )
-from agentkv.testing.http_front import Answer
 from tests.evals.fake_vllm import answering
+from tests.http_front import Answer
 
 TOKENS = ((136, 0), (308, 160), (550, 320), (791, 576), (958, 800))
 """Tokens of each turn's prompt, and those found in the cache; every output has 32."""

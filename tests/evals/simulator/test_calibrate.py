@@ -13,7 +13,7 @@ from agentkv.evals.simulator.cost import FittedLine, StepBatch
 from agentkv.evals.simulator.machine import Limits, make_machine
 from agentkv.evals.simulator.simulate import main as simulate
 from agentkv.server.process import ServerProcess
-from agentkv.testing.http_front import Answer, HttpFront
+from tests.http_front import Answer, HttpFront
 
 NOWHERE = ["--base-url", "http://127.0.0.1:9/v1"]
 

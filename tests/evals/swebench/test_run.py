@@ -20,9 +20,9 @@ from agentkv.evals.swebench import command
 from agentkv.evals.swebench.instances import SwebenchError
 from agentkv.evals.swebench.run import RunPlan, _sum, run
 from agentkv.evals.swebench.suite import commands, solution_server
-from agentkv.testing import ScriptedServer
 from tests.agents.mini_swe_replies import fenced
 from tests.evals.swebench.run_folders import SUITE, gold_patches
+from tests.scripted_server import ScriptedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 GOLD = gold_patches()

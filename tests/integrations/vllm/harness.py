@@ -15,9 +15,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
 from agentkv.policies.names import default_settings, load_policy
 from agentkv.protocol import CLIENT_FIELD, ToolEvent
-from agentkv.testing.stepped_engine import SteppedEngine
 from studies.grid.ablation import ABLATIONS
 from tests.integrations.vllm.vllm_names import NO_TIER
+from tests.stepped_engine import SteppedEngine
 
 STOCK = {False: Scheduler, True: AsyncScheduler}
 

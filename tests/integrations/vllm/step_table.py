@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 Row = tuple[float, tuple[Any, ...], dict[str, int], int]
 """(seconds that pass before, event, pinned blocks per job after, free blocks after)."""

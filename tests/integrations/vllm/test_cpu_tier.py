@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from agentkv.errors import SetupError
 from agentkv.integrations.vllm.cpu_tier import CPUTierSpec, CPUTierWorker, Link
-from agentkv.testing.stepped_engine import Clock
+from tests.stepped_engine import Clock
 
 PAGE_BYTES, NUM_BLOCKS, NUM_LAYERS = 8, 6, 2
 

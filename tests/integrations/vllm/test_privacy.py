@@ -12,8 +12,8 @@ import pytest
 
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 SECRET = "hunter2"
 COMMAND = f"API_TOKEN={SECRET} curl -H 'X-Api-Key: {SECRET}' http://host/x"

@@ -9,8 +9,8 @@ import pytest
 
 from agentkv.evals.event_log import read_record
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 ALICE, BOB = "a" * 16, "b" * 16
 SHARED = {f"same of {ALICE}", f"same of {BOB}"}

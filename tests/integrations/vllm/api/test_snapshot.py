@@ -13,8 +13,8 @@ from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
 from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_DESCRIBED, MAX_EVENTS, MAX_JOBS
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 HOLDS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
 """Holding is worth much, so pins last for seconds."""

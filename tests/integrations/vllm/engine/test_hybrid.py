@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import STOCK, Engine
 from tests.integrations.vllm.step_table import Row, check
+from tests.stepped_engine import prompt_of
 
 POLICIES = ("continuum", "context_serve", "agentkv")
 

@@ -8,8 +8,8 @@ import pytest
 
 from agentkv.integrations.vllm.retention.costs import MIN_EVENTS
 from agentkv.policies import Policy, Turn
-from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import BLOCK_TOKENS, prompt_of
 
 DRAM_BYTES = 64 * 1024**2
 CONTEXT_BLOCKS = 10

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv.integrations.vllm.engine.queue import RankedQueue
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import STOCK, Engine
+from tests.stepped_engine import prompt_of
 
 
 def fill(engine: Engine) -> None:

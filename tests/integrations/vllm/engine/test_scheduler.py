@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm.config import ModelConfig
 
+from agentkv.evals.simulator.vllm_scheduler import write_model_config
 from agentkv.integrations.vllm.engine.scheduler import ReplyDecoder
-from agentkv.testing.stepped_engine import prompt_of
-from agentkv.testing.vllm_scheduler import write_model_config
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 def pinned_blocks(engine: Engine, job_id: str) -> list:

@@ -10,9 +10,9 @@ from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.request import RequestStatus
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 from tests.soak.agents import Agents
+from tests.stepped_engine import prompt_of
 
 HELD: dict[str, Any] = {"policy": "continuum", "ttl": "fixed", "fixed_ttl_s": 100.0}
 OFFLOADED = 200 << 20

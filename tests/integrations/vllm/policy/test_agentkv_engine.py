@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentkv.policies.forecast import PRIOR_TURNS
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import STOCK, Engine
+from tests.stepped_engine import prompt_of
 
 
 def engine_of(**options: Any) -> Engine:

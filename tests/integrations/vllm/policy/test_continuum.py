@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 def pin_jobs(engine: Engine, *names: str, tokens: int = 160) -> None:

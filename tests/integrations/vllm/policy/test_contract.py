@@ -15,8 +15,8 @@ from agentkv.policies.costs import RestoreCost
 from agentkv.policies.jobs import Decision, Job, Turn
 from agentkv.policies.names import SHIPPED, read_settings
 from agentkv.policies.pins import Pin
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 class ArbitraryPolicy(Policy):

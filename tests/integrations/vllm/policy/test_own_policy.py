@@ -9,8 +9,8 @@ import pytest
 
 from agentkv.guard import MAX_FAULTS
 from agentkv.policies import TTL, Policy, RestoreCost, Turn
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 class Holds(Policy):

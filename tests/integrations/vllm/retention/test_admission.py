@@ -13,8 +13,8 @@ from agentkv.integrations.vllm.retention.waiting import (
     IdleKVDiscount,
     StarvationGuard,
 )
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 BIG = prompt_of(16 * 40, salt=51)
 

@@ -9,8 +9,8 @@ import pytest
 from agentkv.integrations.vllm.retention.admission import MAX_IDLE_WAITS
 from agentkv.integrations.vllm.retention.tool_signals import NEXT_TURN_TTL_S
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 NEW = prompt_of(16 * 40, salt=51)
 

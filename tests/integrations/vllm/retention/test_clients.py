@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 ALICE, BOB = "a" * 16, "b" * 16
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 CALL = "So:\n```bash\nls\n```"
 SYSTEM = prompt_of(16 * 6, salt=70)

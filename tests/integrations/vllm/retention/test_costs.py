@@ -17,7 +17,7 @@ from agentkv.integrations.vllm.retention.costs import (
     Step,
     StepTimeModel,
 )
-from agentkv.testing.stepped_engine import Clock
+from tests.stepped_engine import Clock
 
 from ..harness import Engine
 

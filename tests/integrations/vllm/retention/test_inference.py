@@ -12,13 +12,13 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
+from agentkv.evals.simulator.vllm_scheduler import sha256_hasher
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.retention.conversations import MAX_SIBLINGS, MIN_GAPS, MIN_JOBS
 from agentkv.integrations.vllm.retention.inference import GRACE_S, SILENCE_S
 from agentkv.integrations.vllm.retention.tool_signals import NO_TOOL_TTL_S
-from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
-from agentkv.testing.vllm_scheduler import sha256_hasher
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import BLOCK_TOKENS, prompt_of
 
 SYSTEM_PROMPT = prompt_of(80, salt=500)
 REPLY_TOKENS = 12

@@ -10,9 +10,9 @@ import pytest
 
 from agentkv.integrations.vllm.api import engine_side as engine_call
 from agentkv.protocol import bounded_id
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 from tests.integrations.vllm.step_table import Row, check
+from tests.stepped_engine import prompt_of
 
 LAST = {"is_last_step": 1}
 

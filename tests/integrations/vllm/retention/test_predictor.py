@@ -29,8 +29,8 @@ from agentkv.integrations.vllm.retention.predictor import (
     reply_text,
 )
 from agentkv.policies.settings import Settings
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 SLOW = "So:\n```bash\npip install torch\n```"
 LIMIT_S = 60.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.retention.shares import MAX_IDLE_COUNTERS, ServiceCounters
 from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 HEAVY, LIGHT = "a" * 16, "b" * 16
 

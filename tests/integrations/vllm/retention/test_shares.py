@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentkv.protocol import CLIENT_WEIGHT_FIELD, JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine, of
+from tests.stepped_engine import prompt_of
 
 GREEDY, OTHER = "a" * 16, "b" * 16
 POLICIES = ["agentkv", "continuum", "context_serve"]

@@ -21,8 +21,8 @@ from agentkv.integrations.vllm.engine.wakeup import ExpiryTimer
 from agentkv.integrations.vllm.watch.counters import MAX_PENDING_OBSERVATIONS, Counters
 from agentkv.integrations.vllm.watch.log import EventLog, EventWriter
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import STOCK, Engine
+from tests.stepped_engine import prompt_of
 
 
 def observations(engine: Engine) -> dict[str, int]:

@@ -8,8 +8,8 @@ import pytest
 
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.watch.counters import LAST_LABELLED, TURN_LABELS
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 def test_turns_are_counted_in_five_ranges() -> None:

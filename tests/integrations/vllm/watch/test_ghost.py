@@ -14,8 +14,8 @@ from agentkv.integrations.vllm.watch import ghost
 from agentkv.policies.jobs import Job
 from agentkv.policies.jobs import Turn as JobTurn
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 BLOCK = 16
 

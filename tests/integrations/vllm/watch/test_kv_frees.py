@@ -10,9 +10,9 @@ import pytest
 from agentkv.integrations.vllm.api.job_now import JobNow
 from agentkv.integrations.vllm.watch.listeners import MAX_REQUESTS, reply_id
 from agentkv.listeners import KVListener
-from agentkv.testing.stepped_engine import prompt_of
 from tests.integrations.vllm.harness import Engine
 from tests.soak.agents import Agents
+from tests.stepped_engine import prompt_of
 
 BLOCK_BYTES = 4096
 """Of one block in the KV tier, which vLLM rounds up to a page."""

@@ -18,9 +18,9 @@ from agentkv.integrations.vllm.watch import listeners
 from agentkv.integrations.vllm.watch.listeners import Outbox
 from agentkv.listeners import KVFree, KVListener, WebhookListener, make_listener
 from agentkv.policies.names import read_settings
-from agentkv.testing.http_front import Answer, HttpFront
-from agentkv.testing.stepped_engine import prompt_of
+from tests.http_front import Answer, HttpFront
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 LONG_S = 30.0
 """Nothing takes that long: for waits that must not end the test."""

@@ -12,9 +12,9 @@ from agentkv.events import Finished, JobEvent, Unpinned
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.policies.pins import ENDINGS, HOLD_ENDS, endings_table
-from agentkv.testing.stepped_engine import prompt_of
 from agentkv.watchers import EventStream, Watcher
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import prompt_of
 
 
 class Notes(Watcher):

@@ -10,8 +10,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.watch import why
 from agentkv.protocol import JobKey
-from agentkv.testing.stepped_engine import BLOCK_TOKENS, prompt_of
 from tests.integrations.vllm.harness import Engine
+from tests.stepped_engine import BLOCK_TOKENS, prompt_of
 
 POOL = 64
 HELD = {"policy": "continuum", "ttl": "fixed", "fixed_ttl_s": 100.0, "rules": "released"}

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
 from agentkv.protocol.foreign import fields_from_headers
-from agentkv.testing.http_front import MALFORMED, Answer, HttpFront
+from tests.http_front import MALFORMED, Answer, HttpFront
 
 Body = dict[str, Any]
 

@@ -1,8 +1,7 @@
 """vLLM's real Scheduler and KVCacheManager without a server, a model or a GPU.
 
-One builder for this repository's tests, the simulator and the cost benchmarks. Importing it imports
-vLLM, so `agentkv.testing` does not; names are of vLLM 0.32.0. It knows nothing of jobs or policies:
-the caller steps the scheduler and plays the model runner with `runner_output`.
+One builder for the simulator, this repository's tests and the cost benchmarks; names are of vLLM
+0.32.0. The caller steps the scheduler and plays the model runner with `runner_output`.
 """
 
 from __future__ import annotations

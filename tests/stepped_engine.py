@@ -1,7 +1,6 @@
 """An engine stepped by hand: vLLM's real scheduler and block pool, a made-up runner, a set clock.
 
-This repository's tests and `agentkv policy check` play on it. Importing it imports vLLM. It knows
-jobs only as the fields of their requests.
+Importing it imports vLLM. A job is known by the fields of its requests alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from .vllm_scheduler import (
+from agentkv.evals.simulator.vllm_scheduler import (
     SchedulerShape,
     build_scheduler,
     make_request,

@@ -1,7 +1,6 @@
 """A small HTTP server in a thread: JSON in; JSON, or a stream of events, out.
 
-The scripted server answers through it. Knows HTTP/1.1 with persistent connections and chunks; knows
-nothing about models or agentkv.
+The scripted server answers through it, by HTTP/1.1 with persistent connections and chunks.
 """
 
 from __future__ import annotations
