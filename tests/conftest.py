@@ -18,15 +18,12 @@ from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 from agentkv.server.process import ServerProcess
 from tests.tiny_model import make_tiny_model
 
-# A busy machine, or the other worker, is no fault of the code under test. CI plays the same
-# examples each time; new ones are found at home. `make test-fast` plays a few of each.
-settings.register_profile(
-    "agentkv",
-    deadline=None,
-    derandomize="CI" in os.environ,
-    max_examples=int(os.environ.get("AGENTKV_TEST_EXAMPLES", "100")),
-)
-settings.load_profile("agentkv")
+# A busy machine, or the other worker, is no fault of the code under test. The same examples are
+# played each time; `make soak` looks for new ones. `make test-fast` plays a few of each.
+NUM_EXAMPLES = int(os.environ.get("AGENTKV_TEST_EXAMPLES", "100"))
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=NUM_EXAMPLES)
+settings.register_profile("random", deadline=None, max_examples=1000)
+settings.load_profile("fixed")
 
 # vLLM would bind the worker of every server to one and the same core.
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
