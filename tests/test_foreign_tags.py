@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from agentkv.protocol.foreign import add_foreign, agentic_context, fields_from_h
 
 CLAUDE = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
 CODEX = {"thread-id": "t", "session-id": "s"}
+HINT = base64.urlsafe_b64encode(b'{"session": "chat-1", "turn": 3}').decode().rstrip("=")
 
 
 def of_headers(headers: dict[str, str]) -> Tags:
@@ -25,8 +27,19 @@ def of_headers(headers: dict[str, str]) -> Tags:
         ({"x-session-id": "o", "x-parent-session-id": "p"}, Tags("o", parent_job_id="p")),
         ({"session_id": "older"}, Tags("older")),
         ({"x-session-affinity": "k"}, Tags("k")),
+        ({**CLAUDE, "x-litellm-session-id": "s"}, Tags("s/a", parent_job_id="s")),
         ({"x-session-affinity": "k", "x-session-id": "o"}, Tags("o")),
         ({"x-grok-conv-id": "g"}, Tags("g")),
+        ({"x-opencode-session": "chat", "x-session-affinity": "process"}, Tags("chat")),
+        ({"x-litellm-session-id": "l", "x-affinity": "process"}, Tags("l")),
+        ({"x-amp-thread-id": "t"}, Tags("t")),
+        ({"x-conversation-id": "c"}, Tags("c")),
+        ({"x-agent-session-id": "a", "x-agent-hint": HINT}, Tags("a")),
+        ({"x-agent-hint": HINT}, Tags("chat-1")),
+        ({"x-agent-hint": "e30"}, Tags()),
+        ({"x-agent-hint": "no base64!"}, Tags()),
+        ({"x-agent-hint": "W10"}, Tags()),
+        ({"x-request-id": "r", "x-user-id": "u", "traceparent": "t"}, Tags()),
         (CLAUDE, Tags("s/a", parent_job_id="s")),
         ({**CLAUDE, "x-claude-code-parent-agent-id": "b"}, Tags("s/a", parent_job_id="s/b")),
         ({**CLAUDE, "x-parent-session-id": "p"}, Tags("s/a", parent_job_id="p")),
@@ -83,7 +96,8 @@ def test_session_headers_name_jobs(headers: dict[str, str], tags: Tags) -> None:
         (
             {
                 "nvext": {
-                    "agent_hints": {"prefix_id": "x", "total_requests": 12, "osl": 500},
+                    "agent_context": {"session_id": "x"},
+                    "agent_hints": {"prefix_id": "tree", "total_requests": 12, "osl": 500},
                     "cache_control": {"type": "ephemeral", "ttl": "5m"},
                 }
             },
@@ -94,6 +108,8 @@ def test_session_headers_name_jobs(headers: dict[str, str], tags: Tags) -> None:
             Tags("t", parent_job_id="p"),
         ),
         ({"kv_transfer_params": {"agent_hint": {"trajectory_id": "u"}}}, Tags("u")),
+        ({"kv_transfer_params": {"kv_hint": {"session_id": "k"}}}, Tags("k")),
+        ({"nvext": {"agent_hints": {"prefix_id": "tree"}}}, Tags()),
         ({"session_params": {"session_id": "r"}}, Tags("r")),
         ({"conversation_id": "c"}, Tags("c")),
         ({"metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'}}, Tags("s")),

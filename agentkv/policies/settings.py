@@ -6,6 +6,7 @@ A policy with settings of its own subclasses `Settings`, as `continuum` and `age
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -41,6 +42,9 @@ class Settings(PredictorSettings):
     """Weights of clients by name, 1 for all others: by them memory and service are shared."""
     client_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,100}$")
     """Header by which a trusted proxy in front of a server without keys names clients."""
+    session_headers: tuple[str, ...] = Field((), strict=False)
+    """More headers with the id of a conversation, in addition to those of docs/reference/wire.md:
+    the first one that a request has is read as its X-Session-ID."""
     client_caches: bool = False
     """Each client has prefixes of its own: nobody learns what another one has sent, and equal
     prefixes of several clients are computed and kept once for each."""
@@ -80,6 +84,13 @@ class Settings(PredictorSettings):
         if given is not None and not all(math.isfinite(each) and each >= 0 for each in given):
             raise ValueError("three numbers of 0 or more")
         return given
+
+    @field_validator("session_headers")
+    @classmethod
+    def _are_names(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if len(given) > 16 or not all(re.fullmatch("[A-Za-z0-9-]{1,100}", name) for name in given):
+            raise ValueError("at most 16 names of headers, of letters, digits and hyphens")
+        return tuple(name.lower() for name in given)
 
     @field_validator("listeners")
     @classmethod

@@ -6,6 +6,7 @@ agentkv: nothing raises, what cannot be used is passed over, and too long an id 
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,13 @@ vllm-router, AgentInfer | agentic_context | program_id,session_id=job_id
 AgentInfer, vLLM's RFC 52113 | agent_hint | session_id=job_id parent_session_id=parent_job_id
     expected_resume=resumes cache_control.ttl=max_ttl_s
 uni-agent (verl) | kv_transfer_params.agent_hint | trajectory_id=job_id
+Dynamo | kv_transfer_params.kv_hint | session_id=job_id parent_session_id=parent_job_id
 Dynamo, NeMo Agent Toolkit | nvext | agent_context.trajectory_id,agent_context.session_id=job_id
-    agent_hints.prefix_id=job_id agent_context.parent_trajectory_id=parent_job_id
+    agent_context.parent_trajectory_id=parent_job_id
     agent_hints.total_requests=expected_turns cache_control.ttl=max_ttl_s
 vLLM | body | session_id,conversation_id=job_id
 anything; OpenCode, Kilo Code | headers | x-parent-session-id=parent_job_id
-    x-session-id,x-session-affinity,x-grok-conv-id=job_id
+    x-session-id,x-opencode-session,x-grok-conv-id=job_id
 Claude Code | headers | x-claude-code-session-id=job_id x-claude-code-agent-id=agent
     x-claude-code-parent-agent-id=parent_agent
 Claude Code | metadata | user_id.session_id=job_id
@@ -42,9 +44,13 @@ vllm-router | session_params | session_id=job_id
 Codex behind a proxy | client_metadata | thread_id=job_id session_id=run
     x-codex-parent-thread-id=parent_job_id
 OpenHands, older Codex | body | prompt_cache_key=cache_key
+Amp, LiteLLM, Hermes and others | headers | x-amp-thread-id,x-litellm-session-id=job_id
+    x-conversation-id,x-agent-session-id=job_id x-agent-hint=agent_hint
+anything; some name a process | headers | x-session-affinity,x-affinity=job_id
 """
 """By falling precedence: who sends it, where, and `path,path=reading` for each tag, which the first
-usable one sets. Besides tags there are readings that say so in wire.md."""
+usable one sets. Besides tags there are readings that say so in wire.md. Ids of one request, of a
+trace, of a user, or of a prefix that many runs share name no job."""
 
 
 class Source(NamedTuple):
@@ -153,6 +159,16 @@ def _object(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
+def _base64url(text: str) -> str:
+    """The text that is encoded so; empty if it is not, or too long."""
+    if len(text) > MAX_CONTEXT_CHARS:
+        return ""
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:
+        return ""
+
+
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TTL = re.compile(r"([0-9]{1,8})([smh]?)")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -175,6 +191,9 @@ def _usable(reading: str, value: object, body: Mapping[str, Any]) -> tuple[str, 
             return reading, value if ttl is None else int(ttl[1]) * _SECONDS[ttl[2]]
         case "turn" | "expected_turns":
             return reading, int(text) if re.fullmatch("[0-9]{1,7}", text) else value
+        case "agent_hint":
+            hint = _object(_base64url(text)) or {}
+            return "job_id", hint.get("session") or hint.get("session_id")
         case "cache_key":  # as OpenHands sends it; others give unrelated requests one key
             is_key = _UUID.fullmatch(text) and body.get("tools") and "client_metadata" not in body
             return "job_id", text if is_key else None

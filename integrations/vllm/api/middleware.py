@@ -72,6 +72,7 @@ class AgentKVMiddleware:
         self._app = app
         self._engine: EngineLink | None = None
         self._clients: Clients | None = None
+        self._session_headers: tuple[str, ...] = ()
         self._is_set_up = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +112,9 @@ class AgentKVMiddleware:
             name_clients(engine_client, own_caches=bool(settings.get("client_caches")))
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
+            self._session_headers = tuple(
+                name.lower() for name in settings.get("session_headers", ())
+            )
         elif front_end_mib(vllm_config):
             self._clients = Clients(find_token_verifier(app), {})
 
@@ -149,7 +153,7 @@ class AgentKVMiddleware:
             return
         passed_over: list[TagError] = []
         try:
-            folded = _fold_request(scope, body, passed_over)
+            folded = _fold_request(scope, body, passed_over, self._session_headers)
         except TagError as error:
             engine.count_bad_tag()
             answer = openai_error(400, str(error), field=error.field)
@@ -182,7 +186,9 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _fold_request(scope: Scope, body: bytes, passed_over: list[TagError]) -> bytes:
+def _fold_request(
+    scope: Scope, body: bytes, passed_over: list[TagError], session_headers: Sequence[str]
+) -> bytes:
     text = body
     if (encoding := json.detect_encoding(body)) != "utf-8":  # vLLM takes UTF-16 and UTF-32, too
         with suppress(UnicodeError):
@@ -192,10 +198,13 @@ def _fold_request(scope: Scope, body: bytes, passed_over: list[TagError]) -> byt
         for name, value in scope["headers"]
         if value and (name in _HEADER_NAMES or name.startswith(OUR_HEADERS.encode()))
     }
+    given = Headers(scope=scope)
+    named = next((given[name] for name in session_headers if given.get(name)), None)
+    if named is not None:
+        headers["x-session-id"] = named
     parse_header_tags(headers)  # also where the body is not read
-    if not headers.keys() - _NATIVE_HEADERS and (
-        _path(scope) == _TOKENS_PATH or not may_hold_tags(text)
-    ):
+    is_native = named is None and not headers.keys() - _NATIVE_HEADERS
+    if is_native and (_path(scope) == _TOKENS_PATH or not may_hold_tags(text)):
         return body
     folds = fold_into_sampling if _path(scope) == _TOKENS_PATH else fold
     try:

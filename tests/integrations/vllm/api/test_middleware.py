@@ -169,6 +169,23 @@ async def test_the_native_header_alone_changes_nothing() -> None:
     assert found == {"model": "m", **added}
 
 
+@pytest.mark.parametrize(
+    ("headers", "job_id"),
+    [
+        ({"X-Chat": "c"}, "c"),
+        ({"X-Chat": "c", "X-Session-ID": "s"}, "c"),
+        ({"X-Room": "r", "X-Chat": "c"}, "r"),
+        ({"X-Room": "", "X-Chat": "c"}, "c"),
+        ({"X-AgentKV-Job": "ours", "X-Chat": "c"}, "ours"),
+    ],
+    ids="+".join,
+)
+async def test_headers_of_the_settings_name_the_job(headers: dict[str, str], job_id: str) -> None:
+    """The first header of `session_headers` that a request has is its session, ours before it."""
+    app = make_app(settings={"session_headers": ["X-Room", "X-Chat"]})
+    assert (await seen(app, {"model": "m"}, headers=headers))["vllm_xargs"]["job_id"] == job_id
+
+
 @pytest.mark.parametrize("path", TAGGED_PATHS)
 async def test_a_wrong_field_gets_a_400_that_names_it(path: str) -> None:
     """A wrong field gets a 400 with field, value and allowed range, in the route's shape."""
