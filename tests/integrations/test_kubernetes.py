@@ -13,7 +13,9 @@ import yaml
 from agentkv.policies.names import is_policy_name
 from agentkv.protocol import SESSION_HEADER
 
-FOLDER = Path(__file__).parents[2] / "integrations" / "kubernetes"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "integrations" / "kubernetes"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -46,6 +48,16 @@ def test_llm_d_keeps_a_job_on_its_server() -> None:
     assert [name for name in used if name not in plugins] == []
     assert used[0] == "session-affinity-filter"
     assert parsers[-1] == "passthrough-parser", "the first parser that fits is taken"
+
+
+def test_llm_d_scores_memory_without_pins() -> None:
+    """The scorer of KV memory reads the gauge that leaves out what pins alone hold."""
+    epp = read("llm-d/router.values.yaml")["router"]["epp"]
+    config = yaml.safe_load(epp["pluginsCustomConfig"][epp["pluginsConfigFile"]])
+    (extractor,) = (each for each in config["plugins"] if each["type"] == "core-metrics-extractor")
+    (engine,) = extractor["parameters"]["engineConfigs"]
+    assert engine["kvUsageSpec"] == "agentkv:running_kv_perc"
+    assert "| `running_kv_perc` | gauge |" in METRICS.read_text(encoding="utf-8")
 
 
 def test_llm_d_finds_its_servers() -> None:
