@@ -54,7 +54,6 @@ COMMANDS = {
         "bench,vllm",
         "begin a policy of your own, and hold any to its promises",
     ),
-    "top": ("evals.top", "top", "watch a server's memory, jobs and decisions"),
     "record": ("evals.commands.record", "", "show what a server noted of each job"),
     "report": (
         "evals.commands.report",
@@ -78,7 +77,7 @@ COMMANDS = {
     "prepare-model": ("server.demo_model", "cpu", "prepare the demo model"),
 }
 """Subcommand: (module below agentkv, the extras that it needs, help line)."""
-PAINTERS = frozenset({"serve", "run", "top", "swebench", "prepare-model"})
+PAINTERS = frozenset({"serve", "run", "swebench", "prepare-model"})
 """Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main
-from agentkv.evals.top import Top
 from agentkv.visible import visible
 from tests.evals.event_log.rows import write_record
 from tests.evals.fake_vllm import answering
-from tests.evals.top.test_top import Script, engine, job, shows, text_of
 from tests.http_front import Answer
 
 EVIL = (
@@ -93,20 +91,6 @@ def test_no_command_prints_a_control_of_others(
     out, err = capsys.readouterr()
     assert not controls_in(out + err)
     assert "\\u" in out + err or not controls_in(page.read_text(encoding="utf-8"))
-
-
-@pytest.mark.asyncio
-async def test_top_shows_escapes() -> None:
-    """Ids, commands, reasons and sentences of events stand on the screen as escapes."""
-    event = {"event": "unpinned", "at_s": 5.0, "job_id": EVIL, "text": EVIL}
-    hostile = job(EVIL, command=EVIL, tool=EVIL, why=EVIL)
-    script = Script([engine(0, hostile, policy=EVIL, events=[event])])
-    async with Top(script.feed()).run_test(size=(200, 24)) as pilot:
-        await shows(pilot, lambda text: "u001b" in text)
-        assert not controls_in(text_of(pilot.app))
-        await pilot.press("enter")
-        await shows(pilot, lambda text: "tool" not in text and "u202e" in text)
-        assert not controls_in(text_of(pilot.app))
 
 
 @pytest.mark.parametrize("text", ["plain", "héé 日本 🙂 e\u0301\xa0", "\\u001b"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from pathlib import Path
@@ -12,7 +11,6 @@ import httpx
 import pytest
 
 from agentkv.cli import main as agentkv
-from agentkv.evals.top import LiveFeed, ShownJob, Top
 from agentkv.server.process import ServerProcess
 from tests.server.chat import LIMIT_S, WORDS, agentkv_get, chat, metric, wait_for
 
@@ -116,36 +114,3 @@ def test_other_traffic_is_noticed(
         other.join()
     assert status == 1
     assert document["num_foreign_requests"] > 0
-
-
-@pytest.mark.asyncio
-async def test_the_jobs_of_a_server_are_on_the_screen(tiny_continuum_server: ServerProcess) -> None:
-    """A job shows with its turns, its context and what happened to it."""
-    server = tiny_continuum_server
-    app = Top(LiveFeed(server.base_url, None))
-    async with app.run_test(size=(80, 24)) as pilot, asyncio.timeout(60.0):
-        for turn in (1, 2):
-            await asyncio.to_thread(chat, server, WORDS, job_id="watched", turn=turn)
-        key = ShownJob(0, "watched")
-        while app.board.jobs.get(key, {}).get("turn") != 2:
-            await pilot.pause(0.1)
-        shown = app.board.jobs[key]
-        events = [event["event"] for event in app.board.events.get(key)]
-        assert key in app._shown
-    described = agentkv_get(server, "jobs/watched")
-    assert shown["tokens"] == described["context_tokens"] or shown["state"] == "running"
-    of_turns = [event for event in events if event in ("arrival", "waiting_to_running", "finish")]
-    assert of_turns[:3] == ["arrival", "waiting_to_running", "finish"]
-
-
-def test_a_servers_report_is_one_file(
-    tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The report of a running server has what it saved since its start, and each job's events."""
-    chat(tiny_continuum_server, WORDS, job_id="reported", is_last_step=True)
-    path = tmp_path / "out.html"
-    assert agentkv(["report", tiny_continuum_server.root_url, "--html", str(path)]) == 0
-    text = path.read_text()
-    assert '"compared_hit_tokens"' in text
-    assert '"job_id": "reported"' in text
-    assert json.loads(capsys.readouterr().out)["html"] == str(path)
