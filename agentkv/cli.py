@@ -55,11 +55,6 @@ COMMANDS = {
         "begin a policy of your own, and hold any to its promises",
     ),
     "record": ("evals.commands.record", "", "show what a server noted of each job"),
-    "report": (
-        "evals.commands.report",
-        "bench",
-        "write the tables and pictures of a run as one HTML file",
-    ),
     "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import positive, seconds, whole_number
-from agentkv.errors import InputError, reason_of
+from agentkv.errors import InputError
 
-from .rows import require_free
 from .traces.formats import is_event_log
 from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
@@ -57,27 +56,6 @@ def add_mode(parser: Any) -> None:
     parser.add_argument("--mode", choices=MODES, default=MODES[0], help=mode_help)
     most = {"type": whole_number(1), "default": 512, "metavar": "N", "help": "in live mode (512)"}
     parser.add_argument("--max-output-tokens", **most)
-
-
-def add_html(parser: Any) -> None:
-    """Add `--html`; a file that exists needs the `--force` of `add_kept`."""
-    what = "also write tables and pictures as one HTML file, as `agentkv report` does"
-    parser.add_argument("--html", metavar="FILE", help=what)
-
-
-def html_file(name: str | None, *, force: bool) -> Path | None:
-    """The file that --html names; InputError if it cannot be one, or may not be overwritten."""
-    if name is None:
-        return None
-    path = Path(name)
-    require_free(path, force=force, flag="--html")
-    if path.is_dir():
-        raise InputError(f"--html {name}: this is a folder, name a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--html {name}: {reason_of(error)}") from error
-    return path
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:

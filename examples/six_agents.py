@@ -6,8 +6,7 @@
 The memory holds about half of what six agents have in the end. Stock vLLM drops the context of the
 agent that has been in its tool for longest, and computes it again when the agent returns; agentkv
 keeps it, and lets a new agent begin when it fits. Both servers get the same prompts and the same
-seconds of each tool, and answer greedily. It is a small `agentkv compare`, whose flags it takes,
-with the picture that `agentkv record --timeline` draws.
+seconds of each tool, and answer greedily. It is a small `agentkv compare`, whose flags it takes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from typing import Any
 
 from agentkv.errors import AgentKVError, RunError
 from agentkv.evals.commands.compare import ComparePlan, read_plan, run_all
-from agentkv.evals.event_log import jobs_of, read_record
 from agentkv.evals.outcomes import summarize
-from agentkv.evals.page import write_record_page
 
 TOOLS = Path(__file__).parent / "tool_times.jsonl"  # commands of 1 to 5 s; a turn draws one
 OUT = Path("demo-runs")
@@ -65,10 +62,6 @@ def play(options: argparse.Namespace, plan: ComparePlan) -> int:
         say(f"{NAMES[run.policy]}: {describe(found[run.policy])}")
     stock, ours = found["fcfs"], found["agentkv"]
     say(f"\n{headline(stock, ours)}")
-    page = plan.out / "agentkv.html"
-    record = read_record(str(plan.out / "agentkv-0"))
-    write_record_page(page, record, jobs_of(record), title="six agents on agentkv")
-    say(f"the six agents under agentkv as a picture: {page.resolve()}")
     say(NEXT)
     return 0
 

@@ -60,7 +60,7 @@ SLOW = (
     *("tests/client/test_fault_matrix.py", "tests/client/test_process.py"),
     *("tests/testing/test_promises.py", "tests/evals/test_rivals.py"),
     *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
-    *("tests/evals/commands/test_report.py", "tests/evals/swebench/test_report.py"),
+    *("tests/evals/swebench/test_report.py"),
     "tests/evals/simulator/test_workloads.py",
     *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),

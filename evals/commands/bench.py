@@ -26,14 +26,12 @@ from agentkv.command_line import (
 from agentkv.policies.names import known_policies, server_policy
 
 from ..options import (
-    add_html,
     add_kept,
     add_mode,
     add_server,
     add_workload_options,
     describe_workload,
     fill_in,
-    html_file,
     workload_of,
 )
 from ..outcomes import RunOutcome, summarize
@@ -53,7 +51,6 @@ def main(argv: Sequence[str]) -> int:
     fill_in(options, DEFAULTS)
     policy = None if options.policy is None else server_policy(options.policy)
     workload = workload_of(options)
-    html = html_file(options.html, force=options.force)
     config = {name: value for name, value in vars(options).items() if name != "api_key"}
     load = LoadOptions(
         base_url=options.base_url,
@@ -74,11 +71,6 @@ def main(argv: Sequence[str]) -> int:
     summary = summarize(run)
     if not options.json:
         print(report(run, summary))
-    is_kept = True
-    if html is not None:
-        from .plot import keep_report  # takes seconds: pandas and matplotlib
-
-        is_kept = keep_report(html, "bench", argv, [run])
     document = {
         **summary,
         "ended_early": reason,
@@ -88,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     }
     print_document(document, is_asked_for=options.json)
     is_done = reason is None and all(job.status == "done" for job in run.jobs)
-    return DONE if is_done and is_kept else FAILED
+    return DONE if is_done else FAILED
 
 
 def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
@@ -155,6 +147,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     add_kept(run, "write turns.jsonl as turns end, and run.json")
-    add_html(run)
     add_json(run)
     return parser

@@ -44,13 +44,11 @@ from agentkv.policies.names import (
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 
 from ..options import (
-    add_html,
     add_kept,
     add_mode,
     add_workload_options,
     describe_workload,
     fill_in,
-    html_file,
     workload_of,
 )
 from ..outcomes import COLUMNS, PolicyResult, RunOutcome, Spread, compare, summarize
@@ -143,7 +141,6 @@ def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
     check_folders(plan, resume=options.resume, force=options.force)
-    html = html_file(options.html, force=options.force or options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv compare: {trouble}", file=sys.stderr)
@@ -160,10 +157,6 @@ def main(argv: Sequence[str]) -> int:
         "ended_early": trouble,
     }
     is_kept = _keep(plan.out / "compare.json", document)
-    if html is not None:
-        from .plot import keep_report  # takes seconds: pandas and matplotlib
-
-        is_kept &= keep_report(html, "compare", argv, runs)
     print_document(document, is_asked_for=options.json)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if trouble is None and are_done and is_kept else FAILED
@@ -397,7 +390,6 @@ def _parser() -> argparse.ArgumentParser:
         "a folder a run, and compare.json (default compare-TIME)",
         resume="keep the complete runs in --out, make the others",
     )
-    add_html(runs)
     add_json(runs)
     add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for the servers")
     return parser

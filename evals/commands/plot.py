@@ -1,4 +1,4 @@
-"""`agentkv plot`: figures from the rows of bench, compare and simulate, also in one page.
+"""`agentkv plot`: figures from the rows of bench, compare and simulate.
 
 ROWS are folders with runs anywhere below them. Runs that differ in GPU, model, workload, tools or
 memory get figures of their own. Each figure carries its conditions: workload, pool, model, number
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from agentkv.command_line import BAD_USAGE, DONE, FAILED, command_parser, print_document
@@ -29,12 +26,9 @@ from ..figures.drawing import (
     draw_sweep,
     in_order,
 )
-from ..figures.runs import Group, Run, grouped, load_runs, run_of, without_jobs
+from ..figures.runs import Group, grouped, load_runs
 from ..options import add_kept
-from ..outcomes import COLUMNS, RunOutcome, fastest_in_words, mean
-from ..page import figure, shown_command, table, write_page
 from ..rows import require_free
-from ..tables import cell
 
 DEFAULT_BASELINE = "fcfs"
 SWEPT = {
@@ -46,11 +40,6 @@ SWEPT = {
 }
 """Kinds of figures that need a load that varies, and what they show."""
 KINDS = SWEPT | {"policies": "policies side by side under the heaviest load"}
-SHOWN = (
-    *("mean_s", "p50_s", "p99_s", "ttft_first_p99_s", "ttft_continuing_p99_s"),
-    *("hit_rate", "recomputed_tokens", "preemptions"),
-)
-"""Numbers of a run's summary that are shown."""
 Drawing = tuple[str, str, Callable[[Path], Path]]
 """Kind, name of the file, and what draws it; InputError where the runs are not enough for it."""
 
@@ -128,78 +117,6 @@ def drawings(groups: Sequence[Group], kinds: Sequence[str], baseline: str) -> It
 
 def _load(group: Group) -> str:
     return group.setting.load_kind or "load"
-
-
-def keep_report(
-    path: Path, command: str, argv: Sequence[str], outcomes: Sequence[RunOutcome]
-) -> bool:
-    """Write the report of runs that a command has just made, for its --html; False, with the
-    reason on standard error, if the file cannot be written."""
-    runs = [run_of(outcome) for outcome in outcomes]
-    done = [run for run in runs if run.summary["completed"]]
-    lines = [shown_command(command, argv), *without_jobs(runs)]
-    try:
-        write_runs(path, f"agentkv: {command}", done, lines)
-    except OSError as error:
-        print(f"agentkv {command}: {path} could not be written: {error}", file=sys.stderr)
-        return False
-    print(f"written to {path}", file=sys.stderr, flush=True)
-    return True
-
-
-def write_runs(path: Path, title: str, runs: Sequence[Run], lines: Sequence[str]) -> list[str]:
-    """Write the lines, a table for each setting, then the figures that its rows are enough for."""
-    groups = grouped(runs)
-    parts = [f"<p>{escape(line)}</p>" for line in lines]
-    for group in groups:
-        parts += [f"<h2>{escape(group.slug)}</h2>", _lead_of(group), _table_of(group)]
-    figures = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for kind, file, draw in drawings(groups, list(KINDS), DEFAULT_BASELINE):
-            picture = Path(scratch) / Path(file).with_suffix(".svg")
-            try:
-                draw(picture)
-            except InputError:
-                continue  # the rows are not enough for this one
-            figures.append(file)
-            parts.append(figure(picture, KINDS[kind]))
-    write_page(path, title, parts)
-    return figures
-
-
-def _lead_of(group: Group) -> str:
-    """Say which policy is fastest under the heaviest load, and by how much; empty for one alone."""
-    heaviest = group.heaviest()
-    times_s: dict[str, list[float]] = {}
-    for run in heaviest.runs:
-        times_s.setdefault(run.policy, []).append(run.summary["mean_s"])
-    means_s = {policy: fmean(each) for policy, each in times_s.items()}
-    if DEFAULT_BASELINE not in means_s or len(means_s) == 1:
-        return ""
-    return f"<p>{escape(f'{heaviest.title()}. {fastest_in_words(means_s, DEFAULT_BASELINE)}')}</p>"
-
-
-def _table_of(group: Group) -> str:
-    """Means over the runs of each load and policy."""
-
-    def rows() -> Iterator[list[str]]:
-        loads: list[float | None] = [*group.loads] or [None]
-        for load in loads:
-            same = group.at(load).runs
-            for policy in in_order(run.policy for run in same):
-                yield _row(load, [run for run in same if run.policy == policy])
-
-    heads = [COLUMNS[name][0] for name in SHOWN]
-    return table(["policy", "load", "runs", "jobs done", *heads], rows())
-
-
-def _row(load: float | None, runs: Sequence[Run]) -> list[str]:
-    numbers = []
-    for name in SHOWN:
-        values = [run.summary[name] for run in runs if run.summary.get(name) is not None]
-        numbers.append(cell(mean(values), COLUMNS[name][1]))
-    done, jobs = (sum(run.summary[name] for run in runs) for name in ("completed", "jobs"))
-    return [runs[0].policy, cell(load, "g"), str(len(runs)), f"{done} of {jobs}", *numbers]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""`agentkv record`: what a server with the plugin noted of each job, as a table and a page.
+"""`agentkv record`: what a server with the plugin noted of each job, as a table.
 
 SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that
 folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its turns, how
@@ -12,17 +12,14 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds, whole_number
+from agentkv.command_line import DONE, add_json, command_parser, seconds, whole_number
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
 
-from ..event_log import DEFAULT_AFTER_S, Record, job_row, jobs_of, passed_over, read_record, totals
-from ..page import write_record_page
-from ..rows import require_free
+from ..event_log import DEFAULT_AFTER_S, job_row, jobs_of, passed_over, read_record, totals
 from ..tables import cell, text_table
 
 _MAX_LABEL_CHARS = 24
@@ -36,13 +33,8 @@ LEGEND = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: read and shown; 1: the page could not be written. Raises InputError for bad usage."""
+    """0: read and shown. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
-    page = options.timeline
-    if page is not None and page.suffix.lower() != ".html":
-        raise InputError(f"--timeline: got {page}, allowed is a name with .html")
-    if page is not None:
-        require_free(page, force=options.force, flag="--timeline")
     near = options.job[0] if options.job else None
     record = read_record(options.source, api_key=options.api_key, near=near)
     all_jobs = jobs_of(record)
@@ -53,10 +45,9 @@ def main(argv: Sequence[str]) -> int:
     total = {**totals(jobs), "passed_over": passed_over(all_jobs, options.after)}
     if not options.json:
         print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
-    status = DONE if page is None else _write(page, record, jobs, summary(total))
     if options.json:
         print(json.dumps({"source": record.source, "totals": total, "jobs": rows}))
-    return status
+    return DONE
 
 
 def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobView]:
@@ -66,18 +57,6 @@ def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobVie
         some = ", ".join(map(visible, sorted(known)[:5]))
         raise InputError(f"no job {missing[0]!r} in the record; it has {len(known)}: {some}, ...")
     return [job for job in jobs if not names or job.job_id in names]
-
-
-def _write(page: Path, record: Record, jobs: Sequence[JobView], lines: Sequence[str]) -> int:
-    source = record.source
-    title = source if "://" in source else "/".join(Path(source).parts[-2:])
-    try:
-        write_record_page(page, record, jobs, title=title, summary="\n".join(lines))
-    except OSError as error:
-        print(f"agentkv record: cannot write {page}: {error}", file=sys.stderr)
-        return FAILED
-    print(f"written to {page}", file=sys.stderr)
-    return DONE
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, max_rows: int) -> str:
@@ -175,9 +154,6 @@ def _parser() -> argparse.ArgumentParser:
         "seconds of waiting after which a turn that is overtaken counts (default %(default)g)"
     )
     add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
-    page_help = "also write the live page of these jobs, with their events in it, as one file"
-    add("--timeline", type=Path, metavar="HTML", help=page_help)
-    add("--force", action="store_true", help="overwrite the page")
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

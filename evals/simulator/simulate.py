@@ -31,11 +31,9 @@ from agentkv.errors import InputError, RunError
 from agentkv.policies.names import DEFAULT_POLICY, PolicyChoice, folder_name, simulated_policy
 
 from ..options import (
-    add_html,
     add_workload_options,
     describe_workload,
     fill_in,
-    html_file,
     loads,
     workload_of,
 )
@@ -79,7 +77,7 @@ FLEET_KEYS = ("turns_by_engine", "moved_turns", "resent_turns")
 _SHOWN = tuple(name for name in COLUMNS if name != "p90_s")
 """The table's columns; those of conversations, steps and fleets only where there are any."""
 _FLEET_FLAGS = ("engines", "router", "fail")
-_NOT_OF_THE_RUN = ("out", "force", "html", "json", "policy", *_FLEET_FLAGS)
+_NOT_OF_THE_RUN = ("out", "force", "json", "policy", *_FLEET_FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,6 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if options.knee:
         return _find_knees(options)
-    html = html_file(options.html, force=options.force)
     plan = make_plan(options)
     runs, reason = _run_all(plan)
     if reason is not None:
@@ -151,19 +148,14 @@ def main(argv: Sequence[str]) -> int:
     if not options.json:
         print(_table(document["policies"]))
         print(_sentence(runs, document["policies"]))
-    is_kept = True
-    if html is not None:
-        from ..commands.plot import keep_report  # takes seconds: pandas and matplotlib
-
-        is_kept = keep_report(html, "simulate", argv, runs)
     print_document(document, is_asked_for=options.json)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
-    return DONE if is_done and is_kept else FAILED
+    return DONE if is_done else FAILED
 
 
 def _find_knees(options: argparse.Namespace) -> int:
     """Print how many jobs at once each policy carries; raises what making a plan does."""
-    for name in ("jps", "concurrency", "arrivals", "out", "html"):
+    for name in ("jps", "concurrency", "arrivals", "out"):
         if getattr(options, name) is not None:
             raise InputError(
                 f"--knee: finds the load itself, and keeps no rows: leave out --{name}"
@@ -429,6 +421,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--record", action="store_true", help="with --out: also keep each policy's event log")
     add("--out", metavar="DIR", help="write each policy's run.json and turns.jsonl below DIR")
     add("--force", action="store_true", help="overwrite files that exist")
-    add_html(group)
     add_json(group)
     return parser

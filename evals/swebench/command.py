@@ -31,7 +31,7 @@ from agentkv.command_line import (
 from agentkv.errors import AgentKVError
 from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
 
-from ..options import add_html, add_kept, html_file
+from ..options import add_kept
 from ..rows import time_stamp
 from .instances import (
     CONTAINERS,
@@ -148,16 +148,12 @@ def _eval(options: argparse.Namespace) -> Outcome:
 
 def _report(options: argparse.Namespace) -> Outcome:
     """Compare graded runs: pass rate, completion times, cache; as Markdown and JSON."""
-    from ..commands.report import write_report
     from .report import report
 
     runs, out = options.run_dirs, options.out
     if out is None:
         out = runs[0] if len(runs) == 1 else f"swebench-report-{time_stamp()}"
-    html = html_file(options.html, force=options.force)
     document = report(runs, Path(out), baseline=options.baseline, is_forced=options.force)
-    if html is not None:
-        write_report(str(out), html)
     return DONE, document, Path(document["files"]["markdown"]).read_text(encoding="utf-8")
 
 
@@ -265,7 +261,6 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
     add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
-    add_html(parser)
     add_json(parser)
 
 

@@ -32,26 +32,6 @@ def bench(
     return status, json.loads(lines[-1]) if lines else {}, captured.err + "\n".join(lines[:-1])
 
 
-def test_html_has_the_run_in_one_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """--html writes what `agentkv report` writes, also without --out; a file that exists is refused
-    before the first request, and so is a place where no file can be."""
-    path = tmp_path / "out.html"
-    with FakeVllm() as server:
-        flags = (*QUICK, "--html", str(path), "--api-key", "sk-1")
-        status, found, _ = bench(capsys, server.base_url, *flags)
-        num_requests = len(server.requests)
-        again, _, text = bench(capsys, server.base_url, *flags)
-        assert (again, "another --html" in text, len(server.requests)) == (2, True, num_requests)
-        nowhere = (*QUICK, "--html", "/dev/null/out.html")
-        refused, _, reason = bench(capsys, server.base_url, *nowhere)
-        assert (refused, "--html" in reason, len(server.requests)) == (2, True, num_requests)
-    assert (status, found["completed"]) == (0, 6)
-    assert "<h1>agentkv: bench</h1>" in path.read_text()
-    assert "6 of 6" in path.read_text()
-    assert "out.html --api-key ***</p>" in path.read_text()
-    assert "data:image/svg+xml;base64," in path.read_text()
-
-
 def test_a_server_with_the_plugin_is_told_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     """Requests to the plugin carry job, turn and last step; a stock server gets none of them."""
     with FakeVllm(policy="continuum") as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +77,6 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="was made with another"):
             list(run_all(make_plan(tmp_path, **other), resume=True))
-
-
-def test_html_has_every_policy_in_one_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--html writes the tables and figures of all runs, here of complete ones on disk."""
-    out, path = tmp_path / "runs", tmp_path / "out.html"
-    shutil.copytree(GOLDEN_RUNS, out)
-    policies = ("--policy", "fcfs", "--policy", "continuum:paper", "--repeats", "2", "--seed", "5")
-    flags = (*policies, "--resume", "--out", str(out), "--html", str(path))
-    assert agentkv(["compare", *flags]) == 0
-    assert "<td>fcfs</td>" in path.read_text()
-    assert "<td>continuum:paper</td>" in path.read_text()
-    assert path.read_text().count("data:image/svg+xml;base64,") == 1
-    assert "written to" in capsys.readouterr().err
 
 
 def test_runs_on_disk_are_not_overwritten(tmp_path: Path) -> None:

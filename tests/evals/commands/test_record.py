@@ -1,4 +1,4 @@
-"""`agentkv record`: the table, the document, the page, and its complaints."""
+"""`agentkv record`: the table, the document, and its complaints."""
 
 from __future__ import annotations
 
@@ -29,40 +29,12 @@ def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFi
     assert "6: 3 released, 3 returned" in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "seen"),
-    [
-        (("--job", "job-9"), 2, "no job 'job-9' in the record; it has 3: job-0"),
-        (("--timeline", "t.png"), 2, "allowed is a name with .html"),
-        (("--timeline", "/proc/none/t.html"), 1, "cannot write /proc/none/t.html"),
-    ],
-)
-def test_what_cannot_be_shown_is_named(
-    source: str,
-    flags: tuple[str, str],
-    status: int,
-    seen: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Bad usage gives status 2; a page that cannot be written gives 1, below the table."""
-    assert agentkv(["record", source, *flags]) == status
-    printed = capsys.readouterr()
-    assert seen in printed.err
-    assert ("3 jobs" in printed.out) == (status == 1)
-
-
-def test_the_page_of_a_job_is_not_overwritten(
-    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A page that exists is refused without --force; --job picks what is on it."""
-    page = tmp_path / "t.html"
-    flags = ("record", source, "--job", "job-1", "--timeline", str(page))
-    assert agentkv([*flags]) == 0
+def test_a_job_that_is_not_there_is_named(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--job picks what is shown; an unknown one is refused with those that are there."""
+    assert agentkv(["record", source, "--job", "job-1"]) == 0
     assert "\n1 job, 2 turns" in capsys.readouterr().out
-    assert "job-1" in page.read_text()
-    assert "job-2" not in page.read_text()
-    assert agentkv([*flags]) == 2
-    assert agentkv([*flags, "--force"]) == 0
+    assert agentkv(["record", source, "--job", "job-9"]) == 2
+    assert "no job 'job-9' in the record; it has 3: job-0" in capsys.readouterr().err
 
 
 def test_a_torn_record_is_shown(source: str, capsys: pytest.CaptureFixture[str]) -> None:

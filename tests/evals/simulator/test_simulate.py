@@ -93,18 +93,6 @@ def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*flags, "--force"]) == 0
 
 
-def test_html_has_the_policies_in_one_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--html writes one file with all policies, which only --force overwrites."""
-    path = tmp_path / "out.html"
-    flags = [*SMALL, *STOCK, "--policy", "continuum", "--html", str(path)]
-    assert main(flags) == 0
-    assert path.read_text().count("6 of 6") == 2
-    assert agentkv(["simulate", *flags]) == 2
-    assert "choose another --html, or --force" in capsys.readouterr().err
-
-
 def test_a_recorded_run_is_simulated_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,11 +166,3 @@ def test_reports_are_written_where_they_are_asked_for(
     assert printed.startswith("# SWE-bench")
     files = json.loads(printed.splitlines()[-1])["files"]
     assert files["markdown"] == f"{folder.name}/report.md"
-
-
-def test_html_has_the_page_in_one_file(tmp_path: Path) -> None:
-    """--html writes what `agentkv report` makes of the report's folder."""
-    folder, path = write_graded(tmp_path / "run"), tmp_path / "out.html"
-    assert command.main(["report", str(folder), "--html", str(path)]) == 0
-    assert "# SWE-bench" in path.read_text()
-    assert command.main(["report", str(folder), "--html", str(path)]) == 2
