@@ -49,11 +49,6 @@ COMMANDS = {
         "bench,vllm",
         "play a server's own log under stock vLLM, too",
     ),
-    "policy": (
-        "evals.commands.policy",
-        "bench,vllm",
-        "begin a policy of your own, and hold any to its promises",
-    ),
     "record": ("evals.commands.record", "", "show what a server noted of each job"),
     "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),

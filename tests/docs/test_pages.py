@@ -111,6 +111,12 @@ def test_the_code_of_a_page_runs(
         assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+def test_the_page_on_policies_shows_the_template() -> None:
+    """What the page writes into mine.py is the file in examples/policies."""
+    template = (ROOT / "examples" / "policies" / "mine.py").read_text(encoding="utf-8")
+    assert f"cat > mine.py <<'EOF'\n{template}EOF\n" in script(DOCS / "how-to/write-a-policy.md")
+
+
 @pytest.mark.server
 def test_the_tutorial_keeps_its_promises(tmp_path: Path) -> None:
     """On the page's own server, started by its own command, the page's program finds its prompts in

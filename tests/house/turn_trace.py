@@ -73,7 +73,7 @@ def wheel_file(file_name: str) -> str | None:
     if not path.is_relative_to(ROOT):
         return None
     name = path.relative_to(ROOT).as_posix()
-    is_ours = name.startswith(WHEEL) and not name.startswith(("agentkv/testing/", "evals/"))
+    is_ours = name.startswith(WHEEL) and not name.startswith("evals/")
     return name if is_ours else None
 
 

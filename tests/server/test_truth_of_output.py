@@ -17,7 +17,6 @@ from typing import get_args
 
 import pytest
 
-from agentkv.cli import main as agentkv
 from agentkv.durations.prediction import Speed
 from agentkv.policies.pins import HoldEnd
 from agentkv.server.process import ServerProcess
@@ -210,11 +209,11 @@ def test_the_jobs_are_worth_comparing(runs: Runs) -> None:
 
 
 def test_the_template_serves_what_stock_serves(
-    server_pool: ServerPool, tiny_model_dir: Path, tiny_fcfs_server: ServerProcess, tmp_path: Path
+    server_pool: ServerPool, tiny_model_dir: Path, tiny_fcfs_server: ServerProcess
 ) -> None:
     """The server names the policy `Mine`, pins by its rule, and samples the tokens of fcfs."""
-    assert agentkv(["policy", "new", str(tmp_path / "mine.py")]) == 0
-    server = server_pool.get(tiny_model_dir, *TINY_ARGS, policy=f"{tmp_path}/mine.py:Mine")
+    template = Path(__file__).parents[2] / "examples" / "policies" / "mine.py"
+    server = server_pool.get(tiny_model_dir, *TINY_ARGS, policy=f"{template}:Mine")
     info = agentkv_get(server, "info")
     assert (info["policy"], info["settings"]["hold_s"]) == ("Mine", 5.0)
     for text in (WORDS, f"{WORDS} and more", f"{WORDS} and more and more"):
