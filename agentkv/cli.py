@@ -29,16 +29,7 @@ COMMANDS = {
         "bench",
         "check from outside that pins hold and end",
     ),
-    "bench": (
-        "evals.commands.bench",
-        "bench",
-        "put agent jobs on a running server and measure them",
-    ),
-    "compare": (
-        "evals.commands.compare",
-        "bench",
-        "run the same jobs under each policy, on real servers",
-    ),
+    "bench": ("evals.commands.bench", "bench", "play agent jobs on servers, and measure them"),
     "simulate": (
         "evals.simulator.simulate",
         "bench,vllm",

@@ -36,9 +36,9 @@ def loads(text: str) -> dict[str, float]:
         ) from None
 
 
-def add_server(parser: Any) -> None:
-    """Add `--model` and `--api-key`, which say how to talk to a running server."""
-    parser.add_argument("--model", help="default: the first that the server offers")
+def add_server(parser: Any, model: str = "default: the first that the server offers") -> None:
+    """Add `--model` with its help text, and `--api-key` of a running server."""
+    parser.add_argument("--model", help=model)
     parser.add_argument("--api-key", help="sent as a bearer token")
 
 

@@ -120,6 +120,7 @@ COMPARED = (
     *("mean_s", "p50_s", "p90_s", "p99_s", "max_s", "ttft_mean_s", "ttft_first_p99_s"),
     *("ttft_continuing_p99_s", "ttft_continuing_max_s", "duration_s", "tokens_per_s"),
     *("hit_rate", "recomputed_tokens", "preemptions"),
+    *("ttft_first_mean_s", "ttft_continuing_mean_s", "jobs_per_hour", "done_in_time"),
 )
 """Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
 _SECONDS, _SHARE, _COUNT = ".2f", ".1%", ",.0f"
@@ -128,6 +129,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "slowdown_p99": ("slowdown p99", _SECONDS),
     "ttft_first_p99_s": ("first TTFT p99 s", _SECONDS),
     "ttft_continuing_p99_s": ("next TTFT p99 s", _SECONDS),
+    "ttft_first_mean_s": ("first TTFT s", _SECONDS),
+    "ttft_continuing_mean_s": ("next TTFT s", _SECONDS),
+    "jobs_per_hour": ("jobs/h", ".0f"),
     "hit_rate": ("hits", _SHARE),
     "preemptions": ("preempted", _COUNT),
     "recomputed_tokens": ("recomputed", _COUNT),
@@ -180,11 +184,11 @@ class Spread:
         return cls(fmean(values), deviation, min(values), max(values))
 
 
-def summarize(run: RunOutcome) -> dict[str, Any]:
+def summarize(run: RunOutcome, deadline_s: float | None = None) -> dict[str, Any]:
     """Everything that tables and figures show of one run.
 
     Jobs are those of agents: sub-agents are part of them, and conversations have keys of their
-    own. All count among the tokens.
+    own. All count among the tokens. `done_in_time` is the share of jobs done within `deadline_s`.
     """
     jobs = [job for job in run.jobs if job.is_whole]
     done = [job for job in jobs if job.status == "done"]
@@ -199,6 +203,9 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         "failed": sum(job.status == "failed" for job in jobs),
         "cut": sum(job.status == "cut" for job in jobs),
         "duration_s": run.duration_s,
+        "jobs_per_hour": 3600.0 * len(done) / run.duration_s if run.duration_s else None,
+        "done_within": [[limit_s, done_within(jobs, limit_s)] for limit_s in _limits_s(done)],
+        "done_in_time": None if deadline_s is None else done_within(jobs, deadline_s),
         **describe_durations(durations_s),
         **_slowdowns(done),
         **_times_to_first_token(answered),
@@ -213,6 +220,20 @@ def summarize(run: RunOutcome) -> dict[str, Any]:
         "job_durations": durations_s,
         **_roles(run),
     }
+
+
+def done_within(jobs: Sequence[JobOutcome], limit_s: float) -> float | None:
+    """Share of all jobs, failed and cut ones among them, that are done within `limit_s`."""
+    in_time = sum(job.status == "done" and job.duration_s <= limit_s for job in jobs)
+    return in_time / len(jobs) if jobs else None
+
+
+def _limits_s(done: Sequence[JobOutcome]) -> list[float]:
+    """Where the curve of jobs that end in time is given: 1, 2, 5, 10, ... up to the slowest job."""
+    steps = [part * 10.0**power for power in range(-1, 6) for part in (1, 2, 5)]
+    slowest_s = max((job.duration_s for job in done), default=0.0)
+    num_below = sum(step_s < slowest_s for step_s in steps)
+    return steps[: num_below + 1] if done else []
 
 
 def _answered(jobs: Iterable[JobOutcome]) -> list[TurnOutcome]:
@@ -367,7 +388,9 @@ class PolicyResult:
     turns_differing: int
 
 
-def compare(runs: Iterable[RunOutcome], baseline: str) -> list[PolicyResult]:
+def compare(
+    runs: Iterable[RunOutcome], baseline: str, deadline_s: float | None = None
+) -> list[PolicyResult]:
     """A result per policy, in the order in which the policies first ran.
 
     A ratio is taken within one repeat, between runs made one after the other, so what drifts on a
@@ -377,15 +400,18 @@ def compare(runs: Iterable[RunOutcome], baseline: str) -> list[PolicyResult]:
     for run in runs:
         by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run
     base = by_policy.get(baseline, {})
-    return [_result(policy, repeats, base) for policy, repeats in by_policy.items()]
+    return [_result(policy, repeats, base, deadline_s) for policy, repeats in by_policy.items()]
 
 
 def _result(
-    policy: str, repeats: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]
+    policy: str,
+    repeats: Mapping[int, RunOutcome],
+    base: Mapping[int, RunOutcome],
+    deadline_s: float | None,
 ) -> PolicyResult:
-    summaries = [summarize(run) for run in repeats.values()]
+    summaries = [summarize(run, deadline_s) for run in repeats.values()]
     pairs = [(run, base[repeat]) for repeat, run in repeats.items() if repeat in base]
-    paired = [(summarize(run), summarize(other)) for run, other in pairs]
+    paired = [(summarize(run, deadline_s), summarize(other, deadline_s)) for run, other in pairs]
     outputs = [_same_outputs(run, other) for run, other in pairs]
     values: dict[str, Spread | None] = {}
     ratios: dict[str, Spread | None] = {}

@@ -264,7 +264,7 @@ class ServerUnderTest:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise AgentKVServerError(
                 f"{self.root_url}{path}: no answer ({type(error).__name__}: {error}): is the "
-                "server running, and is --base-url right?"
+                "server running, and is the URL right?"
             ) from error
         if hint and not answer.is_success:
             seen = f"HTTP {answer.status_code} {shown(answer)}"

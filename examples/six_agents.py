@@ -6,7 +6,7 @@
 The memory holds about half of what six agents have in the end. Stock vLLM drops the context of the
 agent that has been in its tool for longest, and computes it again when the agent returns; agentkv
 keeps it, and lets a new agent begin when it fits. Both servers get the same prompts and the same
-seconds of each tool, and answer greedily. It is a small `agentkv compare`, whose flags it takes.
+seconds of each tool, and answer greedily. It is a small `agentkv bench`, whose flags it takes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.errors import AgentKVError, RunError
-from agentkv.evals.commands.compare import ComparePlan, read_plan, run_all
+from agentkv.evals.commands.bench import read_plan
 from agentkv.evals.outcomes import summarize
+from agentkv.evals.player.servers import BenchPlan
 
 TOOLS = Path(__file__).parent / "tool_times.jsonl"  # commands of 1 to 5 s; a turn draws one
 OUT = Path("demo-runs")
@@ -34,7 +35,7 @@ NAMES = {"fcfs": "stock vLLM", "agentkv": "agentkv"}
 NEXT = """
 next:
   .venv/bin/agentkv simulate --gpu h100    # what it would gain on your GPU, without one
-  .venv/bin/agentkv compare                # more jobs and repeats: 15 minutes
+  .venv/bin/agentkv bench                  # more jobs and repeats: 15 minutes
   .venv/bin/agentkv serve                  # a server for your own agent: docs/tutorial.md"""
 
 
@@ -52,10 +53,10 @@ def main(argv: Sequence[str] = ()) -> int:
     return 1
 
 
-def play(options: argparse.Namespace, plan: ComparePlan) -> int:
+def play(options: argparse.Namespace, plan: BenchPlan) -> int:
     """Measure both, say what came of it, and keep the picture."""
     found: dict[str, Mapping[str, Any]] = {}
-    for run in run_all(plan, resume=options.resume):
+    for run in plan.play_all(resume=options.resume):
         found[run.policy] = summarize(run)
         if found[run.policy]["completed"] < len(run.jobs):
             raise RunError(f"not all jobs under {run.policy} were done: see {plan.out}")

@@ -58,7 +58,6 @@ GROUP_OF = {path: group for group, paths in GROUPS.items() for path in paths}
 ORDER_OF = {path: order for order, path in enumerate(GROUP_OF)}
 SLOW = (
     *("tests/client/test_fault_matrix.py", "tests/client/test_process.py"),
-    *("tests/evals/test_rivals.py"),
     *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
     *("tests/evals/swebench/test_report.py"),
     "tests/evals/simulator/test_workloads.py",

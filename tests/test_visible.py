@@ -73,9 +73,9 @@ COMMANDS = (
     "explain --worst 1 --url {url}",
     *(f"env {agent} {{url}}" for agent in ("aider", "codex", "claude", "opencode")),
     "doctor --url {url} --model {log.parent}",
-    "verify-pin --base-url {url}",
-    "verify-pin --base-url {url} --model other",
-    "bench --base-url {url}",
+    "verify-pin --url {url}",
+    "verify-pin --url {url} --model other",
+    "bench --url {url}",
 )
 
 

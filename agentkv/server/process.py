@@ -1,6 +1,6 @@
 """Starts and stops a vLLM server, or a proxy in front of one, in a process of its own.
 
-The demo, the tests, `agentkv compare` and `agentkv swebench` use it. Knows nothing of what a server
+The demo, the tests, `agentkv bench` and `agentkv swebench` use it. Knows nothing of what a server
 is asked.
 """
 

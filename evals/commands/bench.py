@@ -1,17 +1,28 @@
-"""`agentkv bench`: put many multi-turn agent jobs on a running server and measure what they take.
+"""`agentkv bench`: play agent jobs on servers, and measure what they take.
 
-Jobs arrive in an open loop, their tools sleep as long as real ones ran, and every turn goes through
-the agentkv client, so that the server's policy sees what it would see of real agents. The last line
-on standard output is one JSON document. Ctrl-C ends the run and keeps what was measured.
+    agentkv bench --url http://localhost:8000 --jps 2 --duration 60      # on a running server
+    agentkv bench --policy fcfs --policy agentkv --out runs/ab           # on servers of its own
+    agentkv bench --out runs/ab --resume                                 # where it broke off
+    agentkv bench --policy agentkv -- --max-num-seqs 4                   # flags of its servers
+
+Jobs come in an open loop (--jps) or a closed one (--concurrency); their tools sleep as long as real
+ones ran, and every turn goes through the agentkv client, so that a policy sees what it would see
+of real agents. With --url they are played on that server. Without it every policy and repeat gets
+a fresh server of the demo model on the CPU, with memory made scarce, and repeats are interleaved.
+Rows are on disk as turns end: Ctrl-C keeps what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentkv.command_line import (
@@ -19,11 +30,19 @@ from agentkv.command_line import (
     FAILED,
     add_json,
     command_parser,
-    print_document,
+    positive,
     seconds,
     url,
+    whole_number,
 )
-from agentkv.policies.names import known_policies, server_policy
+from agentkv.errors import AgentKVError, InputError
+from agentkv.policies.names import (
+    ADDITIONS,
+    DEFAULT_POLICY,
+    OFFLOAD,
+    known_policies,
+    server_policy,
+)
 
 from ..options import (
     add_kept,
@@ -34,118 +53,260 @@ from ..options import (
     fill_in,
     workload_of,
 )
-from ..outcomes import RunOutcome, summarize
-from ..player.run import LoadOptions, load_server
+from ..outcomes import COLUMNS, PolicyResult, RunOutcome, Spread, compare, summarize
+from ..player.run import LoadOptions
+from ..player.servers import BenchPlan
+from ..rows import time_stamp, write_whole
 from ..tables import cell, text_table
 
-DEFAULTS = {"jps": 1.0, "duration": 60.0}
-_FIRST_TOKENS = [
-    f"ttft_{name}_s" for name in ("mean", "first_p99", "continuing_p99", "continuing_max")
-]
-DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+RESULT_FILE = "bench.json"
+DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
+RUNNING_SERVER: Mapping[str, Any] = MappingProxyType({"jps": 1.0, "duration": 60.0})
+"""Defaults of the workload with --url."""
+
+
+class CPU:
+    """The demo model with memory for three whole jobs of the six at once: defaults without --url.
+
+    Half of the reference's tokens, so that a run takes a minute or two on two cores. Chosen with
+    `agentkv simulate` on a profile calibrated to such a server.
+    """
+
+    workload: Mapping[str, Any] = MappingProxyType(
+        {"workload": "reference", "jobs": 12, "concurrency": 6, "token_scale": 0.5}
+    )
+    server_flags = ("--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8")
+    num_blocks = 144
+    repeats = 3
+    dram_gib = 1.0
+
+
+_SHOWN = (
+    *("mean_s", "p90_s", "max_s", "ttft_first_mean_s", "ttft_continuing_mean_s"),
+    *("jobs_per_hour", "hit_rate", "recomputed_tokens", "preemptions"),
+)
+_RATIOS = ("mean_s", "p90_s")
+_OF_A_TURN = ("prompt_tokens", "cached_tokens", "latency_ms", "ttft_ms")
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: all jobs done; 1: some failed or were cut. Raises before the first request."""
+    """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
+    options, plan = read_plan(argv)
+    return measure(options, plan)
+
+
+def measure(options: argparse.Namespace, plan: BenchPlan) -> int:
+    """Make the runs, show them, and keep the result in --out."""
+    plan.check_folders(resume=options.resume)
+    runs, trouble = _collect(plan, resume=options.resume)
+    if trouble is not None:
+        print(f"agentkv bench: {trouble}", file=sys.stderr)
+    results = compare(runs, plan.baseline, options.deadline)
+    if runs and not options.json:
+        print(report(runs, results, plan.baseline, options.deadline))
+    document = {
+        "baseline": plan.baseline,
+        "policies": {result.policy: asdict(result) for result in results},
+        "runs": [_described(run, options.deadline) for run in runs],
+        "workload": dict(plan.described),
+        "config": dict(plan.load.config),
+        "out": None if plan.out is None else str(plan.out),
+        "ended_early": trouble,
+    }
+    is_kept = plan.out is None or _keep(plan.out / RESULT_FILE, document)
+    if options.json:
+        print(json.dumps(document), flush=True)
+    are_done = all(job.status == "done" for run in runs for job in run.jobs)
+    return DONE if trouble is None and are_done and is_kept else FAILED
+
+
+def _described(run: RunOutcome, deadline_s: float | None) -> dict[str, Any]:
+    summary = {"repeat": run.metadata.get("repeat"), **summarize(run, deadline_s)}
+    return {**summary, "server": dict(run.server), "metadata": dict(run.metadata)}
+
+
+def _collect(plan: BenchPlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
+    """The runs that were made, and the reason if not all of them were.
+
+    Raises what a running server or the flags had against the first run.
+    """
+    runs: list[RunOutcome] = []
+    # a server that is starting must not outlive us: SIGTERM ends us as SIGINT does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for run in plan.play_all(resume=resume):
+            runs.append(run)
+    except (AgentKVError, OSError) as error:
+        if plan.url is not None and not runs:
+            raise
+        return runs, str(error)
+    except KeyboardInterrupt:
+        return runs, "interrupted"
+    return runs, None
+
+
+def _keep(path: Path, document: Mapping[str, Any]) -> bool:
+    try:
+        write_whole(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        print(f"agentkv bench: {path} could not be written: {error}", file=sys.stderr)
+        return False
+    print(f"runs and rows in {path.parent}", file=sys.stderr)
+    return True
+
+
+def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
+    """The flags, and the runs that they ask for. Raises InputError."""
     options = _parser().parse_args(argv)
-    fill_in(options, DEFAULTS)
-    policy = None if options.policy is None else server_policy(options.policy)
+    is_running = options.url is not None
+    fill_in(options, dict(RUNNING_SERVER if is_running else CPU.workload))
+    names = dict.fromkeys(options.policy or (() if is_running else DEFAULT_POLICIES))
+    if is_running:
+        _check_running(options, names)
+    num_blocks = str(options.num_gpu_blocks_override or CPU.num_blocks)
+    scarce = ("--num-gpu-blocks-override", num_blocks)
+    server_flags = () if is_running else (*CPU.server_flags, *scarce, *options.server_flags)
     workload = workload_of(options)
-    config = {name: value for name, value in vars(options).items() if name != "api_key"}
+    out = options.out if is_running else options.out or f"bench-{time_stamp()}"
+    kept = {name: value for name, value in vars(options).items() if name != "api_key"}
     load = LoadOptions(
-        base_url=options.base_url,
-        policy=policy,
-        model=options.model,
+        base_url=options.url or "",
+        model=options.model if is_running else None,
         api_key=options.api_key,
         mode=options.mode,
         request_timeout_s=options.timeout_s,
         limit_s=options.limit_s,
         max_output_tokens=options.max_output_tokens,
-        out=None if options.out is None else Path(options.out),
         force=options.force,
-        config=config,
+        config=kept | {"server_flags": server_flags},
     )
-    run, reason = load_server(workload, describe_workload(options, workload), load)
-    if reason is not None:
-        print(f"agentkv bench: ended early: {reason}", file=sys.stderr)
-    summary = summarize(run)
-    if not options.json:
-        print(report(run, summary))
-    document = {
-        **summary,
-        "ended_early": reason,
-        "workload": dict(run.workload),
-        "server": dict(run.server),
-        "metadata": dict(run.metadata),
-    }
-    print_document(document, is_asked_for=options.json)
-    is_done = reason is None and all(job.status == "done" for job in run.jobs)
-    return DONE if is_done else FAILED
+    return options, BenchPlan(
+        policies=tuple(map(server_policy, names)),
+        repeats=options.repeats or (1 if is_running else CPU.repeats),
+        workload=workload,
+        described=describe_workload(options, workload),
+        load=load,
+        out=None if out is None else Path(out),
+        url=options.url,
+        model=None if is_running else options.model,
+        server_flags=server_flags,
+        dram_gib=options.dram_gib or CPU.dram_gib,
+    )
 
 
-def report(run: RunOutcome, found: Mapping[str, Any]) -> str:
-    """What happened to the jobs, how long they took, and each turn in a line."""
-    hit_rate = cell(found["hit_rate"], ".1%", "an unknown share")
-    columns = ("prompt_tokens", "cached_tokens", "latency_ms", "ttft_ms")
-    by_turn = zip(*(found[f"per_turn_avg_{name}"] for name in columns), strict=True)
-    lines = [
-        f"{run.policy}, workload {run.workload.get('name')}, {_rate(run.workload)}: "
-        f"{found['jobs']} jobs: {found['completed']} done, {found['failed']} failed, "
-        f"{found['cut']} cut, in {found['duration_s']:.1f} s",
+def _check_running(options: argparse.Namespace, policies: Iterable[str]) -> None:
+    """Raise InputError for flags that say how to start a server, and for two policies."""
+    if len(list(policies)) > 1:
+        raise InputError("--url: a running server has one policy: give --policy once, or no --url")
+    own = ("num_gpu_blocks_override", "dram_gib", "server_flags")
+    for name in own:
+        if getattr(options, name):
+            flag = "flags after --" if name == "server_flags" else f"--{name.replace('_', '-')}"
+            raise InputError(f"--url: the server runs already: leave out {flag}")
+    if options.resume and options.out is None:
+        raise InputError("--resume: give the --out of the runs to go on with")
+
+
+def report(
+    runs: Sequence[RunOutcome],
+    results: Sequence[PolicyResult],
+    baseline: str,
+    deadline_s: float | None = None,
+) -> str:
+    """A line a policy, then outputs and failures; each turn of a policy that is alone."""
+    parts = [table(results, baseline, deadline_s)]
+    # outputs must be the same: scheduling changes timing, never text
+    parts += [
+        f"{result.policy}: {result.turns_compared - result.turns_differing} of "
+        f"{result.turns_compared} turns have the outputs of {baseline}"
+        for result in results
+        if result.policy != baseline and result.turns_compared
     ]
-    measured = [
-        f"job duration  {_times(found, ('mean_s', 'p50_s', 'p90_s', 'p99_s', 'max_s'))}",
-        f"first token   {_times(found, _FIRST_TOKENS)}",
-        f"cache         {hit_rate} of continuing prompts, {found['recomputed_tokens']} tokens "
-        f"computed again, {cell(found['preemptions'], 'd', 'unknown')} preemptions",
-        f"output        {found['output_tokens']} tokens, "
-        f"{cell(found['tokens_per_s'], '.0f')} per second",
-        "",
-        text_table(
-            ("turn", "prompt tokens", "cached tokens", "latency ms", "first token ms"),
-            [
-                (turn, *(cell(value, ".0f") for value in values))
-                for turn, values in enumerate(by_turn, start=1)
-            ],
-            left=0,
-        ),
+    reasons = Counter(
+        job.turns[-1].error or ""
+        for run in runs
+        for job in run.jobs
+        if job.status == "failed" and job.turns
+    )
+    parts += [f"failed ({count}): {reason}" for reason, count in reasons.most_common(3)]
+    if len(runs) == 1:
+        parts.append(_turns(summarize(runs[0])))
+    return "\n\n".join(parts)
+
+
+def table(results: Sequence[PolicyResult], baseline: str, deadline_s: float | None = None) -> str:
+    """Jobs, means over the repeats, and ratios to the baseline with their range."""
+    ratios = [f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS]
+    if [result.policy for result in results] in ([], [baseline]) or len(results) == 1:
+        ratios = []
+    headings = [COLUMNS[name][0] for name in _SHOWN]
+    within = [] if deadline_s is None else [f"in {deadline_s:g} s"]
+    rows = [
+        [
+            *(result.policy, result.repeats, f"{result.completed}/{result.jobs}"),
+            *(_with_deviation(result.values[name], COLUMNS[name][1]) for name in _SHOWN),
+            *(_with_deviation(result.values["done_in_time"], ".0%") for _ in within),
+            *(_with_range(result.ratios[name]) for name, _ in zip(_RATIOS, ratios, strict=False)),
+        ]
+        for result in results
     ]
-    has_turns = any(turn.error is None for job in run.jobs for turn in job.turns)
-    lines += measured if has_turns else ["nothing was measured: no turn has ended"]
-    reasons = Counter(job.turns[-1].error or "" for job in run.jobs if job.status == "failed")
-    if reasons:
-        lines.append("")
-    lines += [f"failed ({count}): {reason}" for reason, count in reasons.most_common(3)]
-    return "\n".join(lines)
+    header = ["policy", "runs", "done/jobs", *headings, *within, *ratios]
+    return text_table(header, rows, rule=True)
 
 
-def _rate(workload: Mapping[str, Any]) -> str:
-    if workload.get("concurrency") is not None:
-        return f"{workload['concurrency']} at once"
-    return "given times" if workload.get("jps") is None else f"{workload['jps']:g} jobs/s"
+def _turns(found: Mapping[str, Any]) -> str:
+    by_turn = zip(*(found[f"per_turn_avg_{name}"] for name in _OF_A_TURN), strict=True)
+    rows = [
+        (number, *(cell(value, ".0f") for value in values))
+        for number, values in enumerate(by_turn, start=1)
+    ]
+    header = ("turn", "prompt tokens", "cached tokens", "latency ms", "first token ms")
+    return text_table(header, rows, left=0) if rows else "no turn has ended"
 
 
-def _times(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name.removesuffix('_s')} {cell(found[name], '.2f')} s" for name in names)
+def _with_deviation(spread: Spread | None, form: str) -> str:
+    if spread is None:
+        return "-"
+    deviation = "" if spread.deviation is None else f" ±{spread.deviation:{form}}"
+    return f"{spread.mean:{form}}{deviation}"
+
+
+def _with_range(spread: Spread | None) -> str:
+    """A mean, with least and most where they differ; `-` for None."""
+    if spread is None:
+        return "-"
+    bounds = "" if spread.least == spread.most else f" ({spread.least:.2f}-{spread.most:.2f})"
+    return f"{spread.mean:.2f}{bounds}"
 
 
 def _parser() -> argparse.ArgumentParser:
-    rate = f"--jps {DEFAULTS['jps']:g} --duration {DEFAULTS['duration']:g}"
-    epilog = f"How many and how fast, if nothing is given: {rate}"
-    parser = command_parser("bench", __doc__, epilog=epilog)
-    server = parser.add_argument_group("server")
+    parser = command_parser("bench", __doc__)
+    server = parser.add_argument_group("servers")
     add: Any = server.add_argument
-    add("--base-url", type=url, default=DEFAULT_BASE_URL, metavar="URL", help="default %(default)s")
-    names = ", ".join(known_policies())
-    policy_help = f"what the server must run, checked where it tells; one of {names}"
-    add("--policy", metavar="NAME", help=f"{policy_help} (default: what it runs)")
-    add_server(server)
+    add("--url", type=url, help="a running server (default: servers of its own, one a run)")
+    names, defaults = ", ".join(known_policies()), ", ".join(DEFAULT_POLICIES)
+    policy_help = f"repeatable; of {names}, {ADDITIONS} (default {defaults}; with --url what runs)"
+    add("--policy", action="append", metavar="NAME", help=policy_help)
+    repeats_help = f"runs a policy (default {CPU.repeats}; with --url 1)"
+    add("--repeats", type=whole_number(1), metavar="N", help=repeats_help)
+    add_server(server, "default: the demo model; with --url the first that the server offers")
+    blocks_help = f"blocks of KV cache (default {CPU.num_blocks}: scarce)"
+    add("--num-gpu-blocks-override", type=whole_number(1), metavar="N", help=blocks_help)
+    dram_help = f"GiB of the tier behind {OFFLOAD} (default {CPU.dram_gib:g})"
+    add("--dram-gib", type=positive, metavar="N", help=dram_help)
+    add("server_flags", nargs="*", metavar="-- FLAG", help="more flags for its own servers")
     add_workload_options(parser)
-    run = parser.add_argument_group("run")
+    run = parser.add_argument_group("runs")
     add = run.add_argument
     add_mode(run)
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
-    add_kept(run, "write turns.jsonl as turns end, and run.json")
+    deadline_help = "also show the share of jobs that end within S seconds"
+    add("--deadline", type=seconds, metavar="S", help=deadline_help)
+    add_kept(
+        run,
+        f"a folder a run, and {RESULT_FILE} (default bench-TIME; with --url nothing is kept)",
+        resume="keep the complete runs in --out, make the others",
+    )
     add_json(run)
     return parser

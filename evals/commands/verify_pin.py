@@ -30,7 +30,7 @@ from ..server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapsh
 
 NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
-    " the turn ends: start it with --scheduling-policy continuum"
+    " the turn ends: start it with --scheduling-policy agentkv"
 )
 HEADINGS = (
     *("turn", "prompt tok", "cached tok", "output tok", "latency ms"),
@@ -180,7 +180,7 @@ class PinExperiment:
         trial = self._leave_to_ttl()
         num_finished = self._server.snapshot().num_finished - start.num_finished
         return PinRun(
-            base_url=self._options.base_url,
+            base_url=self._options.url,
             model=self._facts.model,
             policy=self._facts.policy,
             block_size=self.pool.block_size,
@@ -288,7 +288,7 @@ def main(argv: Sequence[str]) -> int:
     if result_file is not None:
         require_writable(result_file, force=options.force)
     try:
-        with ServerUnderTest(options.base_url, api_key=options.api_key) as server:
+        with ServerUnderTest(options.url, api_key=options.api_key) as server:
             facts = server.facts(options.model)
             rows = PinExperiment(server, facts, options, lambda *row: say(row_line(*row)))
             policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
@@ -411,7 +411,7 @@ def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("verify-pin", __doc__)
     add: Any = parser.add_argument
-    add("--base-url", type=url, required=True, help="the server, with or without /v1")
+    add("--url", type=url, required=True, help="the server, with or without /v1")
     add_server(parser)
     ttl_help = "how long a pin may last on a server that does not tell (default %(default)s)"
     gap_help = "pause after each turn; must be shorter than the TTL (default %(default)s)"

@@ -1,10 +1,8 @@
 """Plays one job on a server through the client library: turns, tools, and what each took.
 
-Two ways. `ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the
-planned length, the model's own tokens are in the next prompt as it generated them, so the prefix
-repeats to the last token, and outputs have the planned length. (A chat template adds tokens of its
-own, and text read back may tokenize otherwise than it was generated.) `LiveConversation` chats, and
-the model answers as it likes.
+`ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the planned length
+and hold the model's own tokens as it generated them, so a prefix repeats to the last token. (A chat
+template adds tokens, and text read back may tokenize otherwise.) `LiveConversation` chats.
 """
 
 from __future__ import annotations
@@ -19,21 +17,20 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import agentkv
 from agentkv import parse_tool_calls
-from agentkv.client.replies import Usage, read_usage
 from agentkv.errors import RunError
-from agentkv.protocol.foreign import CONTEXT_FIELD, agentic_context
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
 from ..workload.plans import JobPlan, TurnPlan
 
 CHARS_PER_TOKEN = 3
-"""Of the sample text, where the server's tokenizer is not asked. Measured with SmolLM2's: 2.85."""
-ContentT = TypeVar("ContentT", list[int], str)
-
+"""Of the sample text, where the server's tokenizer is not asked. Measured with SmolLM2's: 2.9."""
 LIVE_PROMPT = (
     "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
     "```bash block, without any explanation."
 )
+_END_OF_STREAM = "data: [DONE]"
+_MAX_ERROR_CHARS = 300
+ContentT = TypeVar("ContentT", list[int], str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,8 @@ class Conversation(Protocol):
     def request(self, turn: int) -> dict[str, Any]:
         """Arguments of the OpenAI client's `create` for this turn."""
 
-    def read(self, event: Mapping[str, Any]) -> bool:
-        """Take in one event of the reply; True if it brought a token."""
+    def read(self, choice: Mapping[str, Any]) -> bool:
+        """Take in one choice of an event of the reply; True if it brought a token."""
 
     def end_turn(self, turn: int) -> str:
         """End the turn after a complete reply; returns the command to run."""
@@ -119,11 +116,10 @@ class ReplayConversation:
             "extra_body": extra,
         }
 
-    def read(self, event: Mapping[str, Any]) -> bool:
-        num_before = len(self._output_token_ids)
-        for choice in event.get("choices", ()):
-            self._output_token_ids += choice.get("token_ids") or ()
-        return len(self._output_token_ids) > num_before
+    def read(self, choice: Mapping[str, Any]) -> bool:
+        token_ids = choice.get("token_ids") or []
+        self._output_token_ids += token_ids
+        return bool(token_ids)
 
     def end_turn(self, turn: int) -> str:
         if not self._output_token_ids:
@@ -161,14 +157,11 @@ class LiveConversation:
             "temperature": 0.0,
         }
 
-    def read(self, event: Mapping[str, Any]) -> bool:
-        has_token = False
-        for choice in event.get("choices", ()):
-            delta = choice.get("delta") or {}
-            self._reply.append(delta.get("content") or "")
-            thought = delta.get("reasoning") or delta.get("reasoning_content")
-            has_token = has_token or bool(delta.get("content") or thought)
-        return has_token
+    def read(self, choice: Mapping[str, Any]) -> bool:
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or ""
+        self._reply.append(text)
+        return bool(text or delta.get("reasoning") or delta.get("reasoning_content"))
 
     def end_turn(self, turn: int) -> str:
         text = "".join(self._reply)
@@ -185,13 +178,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_END_OF_STREAM = "data: [DONE]"
-_MAX_ERROR_CHARS = 300
-
-OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
-"""Called with the job so far, each turn as it ends, and whether it is the job's last."""
-
-
 @dataclass(slots=True)
 class _Reply:
     """A reply while it arrives."""
@@ -199,14 +185,25 @@ class _Reply:
     sent_s: float
     first_token_s: float | None = None
     is_whole: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """None if the server does not report it."""
+        details = self.usage.get("prompt_tokens_details") or {}
+        cached: int | None = details.get("cached_tokens")
+        return cached
+
+
+OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
+"""Called with the job so far, each turn as it ends, and whether it is the job's last."""
+RequestFields = Callable[[str, bool], Mapping[str, Any]]
+"""Body fields of a job's requests, from the job's id and whether the turn is its last."""
 
 
 @dataclass(slots=True)
 class JobPlayer:
     """Plays jobs with one OpenAI client; `clock` gives seconds since the start of the run.
-
-    for_rival: each request carries `agentic_context`, too.
 
     A turn's failure ends its job, and so does cancelling the task; neither is raised.
     """
@@ -216,7 +213,7 @@ class JobPlayer:
     run_id: str
     clock: Callable[[], float]
     on_turn: OnTurn
-    for_rival: bool = False
+    request_fields: RequestFields | None = None
     has_seen_cached_tokens: bool = False
     children: list[JobOutcome] = field(default_factory=list)
     """Jobs that turns of other jobs started, as they end."""
@@ -257,16 +254,16 @@ class JobPlayer:
     ) -> tuple[TurnOutcome, JobStatus | None]:
         """Play a turn with its tool; returns how the job ended, too, if it ended here."""
         reply = _Reply(sent_s=self.clock())
+        is_last = number == len(plan.turns) - 1
         error: str | None = None
         ending: JobStatus | None = None
         tool_s = 0.0
         try:
-            client = self.client if job is None else job.client
             request = conversation.request(number)
-            if self.for_rival and job is not None:
-                is_last = number == len(plan.turns) - 1
-                context = agentic_context({"job_id": job.job_id, "is_last_step": is_last})
-                request.setdefault("extra_body", {})["vllm_xargs"] = {CONTEXT_FIELD: context}
+            if self.request_fields is not None and job is not None:
+                body = request.setdefault("extra_body", {})
+                body.update(self.request_fields(job.job_id, is_last))
+            client = self.client if job is None else job.client
             await self._exchange(client, conversation, request, reply)
             command = conversation.end_turn(number)
         except asyncio.CancelledError:
@@ -274,7 +271,7 @@ class JobPlayer:
         except Exception as failure:  # of any kind: this job failed and the others go on
             error, ending = _describe(failure), "failed"
         ended_s = self.clock()
-        if error is None and number == len(plan.turns) - 1:
+        if error is None and is_last:
             ending = "done"
         elif error is None:
             tool_s, is_cut = await self._follow(job, command, plan.turns[number])
@@ -284,9 +281,9 @@ class JobPlayer:
             sent_s=reply.sent_s,
             first_token_s=reply.first_token_s,
             ended_s=ended_s,
-            prompt_tokens=reply.usage.prompt_tokens or 0,
-            cached_tokens=reply.usage.cached_tokens or 0,
-            output_tokens=reply.usage.output_tokens or 0,
+            prompt_tokens=reply.usage.get("prompt_tokens") or 0,
+            cached_tokens=reply.cached_tokens or 0,
+            output_tokens=reply.usage.get("completion_tokens") or 0,
             tool_s=tool_s,
             error=error,
             output_digest=None if error else conversation.output_digest(),
@@ -302,9 +299,8 @@ class JobPlayer:
         """
         is_chat = conversation.path == "chat"
         resource = client.chat.completions if is_chat else client.completions
-        usage = {"include_usage": True}
         stream = resource.with_streaming_response.create(
-            **request, stream=True, stream_options=usage
+            **request, stream=True, stream_options={"include_usage": True}
         )
         async with stream as response:
             async for line in response.iter_lines():
@@ -314,15 +310,15 @@ class JobPlayer:
                 event = json.loads(line.removeprefix("data:"))
                 if "error" in event:
                     raise RunError(str(event["error"]))
-                if conversation.read(event) and reply.first_token_s is None:
-                    reply.first_token_s = self.clock()
-                reply.usage = read_usage(event) or reply.usage
-                # not every server closes a stream as OpenAI's does
-                is_finished = any(part.get("finish_reason") for part in event.get("choices", ()))
-                reply.is_whole = reply.is_whole or is_finished
+                reply.usage = event.get("usage") or reply.usage
+                for choice in event.get("choices", ()):
+                    if conversation.read(choice) and reply.first_token_s is None:
+                        reply.first_token_s = self.clock()
+                    # not every server closes a stream as OpenAI's does
+                    reply.is_whole = reply.is_whole or bool(choice.get("finish_reason"))
         if not reply.is_whole:
             raise RunError("no stream of events, or one that broke off before its end")
-        if reply.usage.cached_tokens is not None:
+        if reply.cached_tokens is not None:
             self.has_seen_cached_tokens = True
 
     async def _follow(self, job: Any, command: str, plan: TurnPlan) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""Puts a workload on a running server and returns what happened: the measurement of `bench`.
+"""Plays a workload on a running server, once, and returns what happened.
 
 Jobs start when they are due, in an event loop of their own. A run ends when all jobs are over, on
 SIGINT or SIGTERM, when the time is up, when the server is gone, or when a row cannot be written;
@@ -37,7 +37,14 @@ from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
 from ..workload.plans import JobPlan, Workload, with_children
 from ..workload.sample_text import sample_text, sections
-from .job import Conversation, JobPlayer, LiveConversation, ReplayConversation, Windows
+from .job import (
+    Conversation,
+    JobPlayer,
+    LiveConversation,
+    ReplayConversation,
+    RequestFields,
+    Windows,
+)
 
 MAX_IDLE_CONNECTION_S = 2.0
 """The server closes idle connections too (vLLM after 5 s), and a request sent just then fails."""
@@ -56,13 +63,15 @@ MakeConversation = Callable[[str, JobPlan], Conversation]
 class LoadOptions:
     """How a workload is put on a server.
 
-    policy: what the server must run; None accepts anything, and so does the name of a rival.
-    turns_url: a proxy in front of the server, to which the turns go in its place.
+    policy: what the server must run; None accepts anything. name: what rows call it, if not by its
+    policy. turns_url: a proxy in front of the server, to which turns go in its place.
     """
 
     base_url: str
-    policy: PolicyChoice | str | None = None
+    policy: PolicyChoice | None = None
+    name: str | None = None
     turns_url: str | None = None
+    request_fields: RequestFields | None = None
     model: str | None = None
     api_key: str | None = None
     mode: str = "replay"
@@ -86,24 +95,24 @@ def load_server(
     with ExitStack() as stack:
         server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
         facts = server.facts(options.model)
-        policy = options.policy or facts.policy or STOCK_POLICIES[0]
-        if isinstance(policy, PolicyChoice):
-            policy.check_server(facts.info)
-            policy = policy.name
+        name = options.name or facts.policy or STOCK_POLICIES[0]
+        if options.policy is not None:
+            options.policy.check_server(facts.info)
+            name = options.name or options.policy.name
         _check_lengths(workload, facts)
         metadata = _metadata(facts, options, repeat)
         conversation = _conversation(workload, options, server, facts)
         before = server.counters()
         files: RunWriter | None = None
         if options.out is not None:
-            on_rows = row_facts(policy, described, metadata)
+            on_rows = row_facts(name, described, metadata)
             files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
-        jobs, notes = asyncio.run(_drive(workload, conversation, server, options, policy, files))
+        jobs, notes = asyncio.run(_drive(workload, conversation, server, options, name, files))
         feedback.flush(_FEEDBACK_S)
         after, record = server.counters(), server.timestamps()
         preemptions = preemptions_between(before, after)
         counters = {"before": before, "after": after, "preemptions": preemptions}
-        run = RunOutcome(policy, described, jobs, counters, metadata | notes)
+        run = RunOutcome(name, described, jobs, counters, metadata | notes)
         reason: str | None = notes["stopped_because"]
         try:
             if files is not None:
@@ -147,7 +156,7 @@ def _conversation(
     if options.mode == "live":
         texts = Windows(sample_text(), workload.seed)
         return lambda _, job: LiveConversation(job, facts.model, texts, options.max_output_tokens)
-    tokenized = server.tokenize(facts.model, list(sections()))
+    tokenized = server.tokenize(facts.model, sections())
     tokens = Windows([token for section in tokenized for token in section], workload.seed)
     return lambda run_id, job: ReplayConversation(job, facts.model, tokens, run_id)
 
@@ -157,7 +166,7 @@ async def _drive(
     conversation: MakeConversation,
     server: ServerUnderTest,
     options: LoadOptions,
-    policy: str,
+    label: str,
     files: RunWriter | None,
 ) -> tuple[tuple[JobOutcome, ...], dict[str, Any]]:
     """Play all jobs; returns them, with those that others started, and what to note of the run.
@@ -165,6 +174,10 @@ async def _drive(
     The run's id is part of every job id on the server, so that two runs never share a job.
     """
     run_id = uuid.uuid4().hex[:8]
+    start_s = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - start_s
 
     def keep_row(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
         run.num_turns += 1
@@ -177,40 +190,29 @@ async def _drive(
     async def is_alive() -> bool:
         return await asyncio.to_thread(server.silence) is None
 
-    start_s = time.monotonic()
-
-    def clock() -> float:
-        return time.monotonic() - start_s
-
     async with _client(options.turns_url or server.root_url, options) as client:
-        converse = partial(conversation, run_id)
         player = JobPlayer(
-            client, converse, run_id, clock, keep_row, for_rival=isinstance(options.policy, str)
+            client, partial(conversation, run_id), run_id, clock, keep_row, options.request_fields
         )
         run = LoadRun(workload, player.play, clock, is_alive)
-        jobs = await _watched(run, policy, options.limit_s)
+        timer: asyncio.TimerHandle | None = None
+        if options.limit_s is not None:
+            reason = f"{options.limit_s:g} s were over (--limit-s)"
+            timer = asyncio.get_running_loop().call_later(options.limit_s, run.stop, reason)
+        watching = asyncio.ensure_future(_show_progress(run, label))
+        try:
+            with _stopped_by_signals(run.stop):
+                jobs = await run.run()
+        finally:
+            if timer is not None:
+                timer.cancel()
+            watching.cancel()
+            await asyncio.wait({watching})
     return (*jobs, *player.children), {
         "stopped_because": run.stopped_because,
         "max_arrival_lag_s": run.max_lag_s,
         "reports_cached_tokens": player.has_seen_cached_tokens,
     }
-
-
-async def _watched(run: LoadRun, label: str, limit_s: float | None) -> tuple[JobOutcome, ...]:
-    """Play the run; show how far it is, and stop it by a signal or when the time is up."""
-    timer: asyncio.TimerHandle | None = None
-    if limit_s is not None:
-        reason = f"{limit_s:g} s were over (--limit-s)"
-        timer = asyncio.get_running_loop().call_later(limit_s, run.stop, reason)
-    watching = asyncio.ensure_future(_show_progress(run, label))
-    try:
-        with _stopped_by_signals(run.stop):
-            return await run.run()
-    finally:
-        if timer is not None:
-            timer.cancel()
-        watching.cancel()
-        await asyncio.wait({watching})
 
 
 def _client(root_url: str, options: LoadOptions) -> Any:
@@ -265,8 +267,8 @@ async def _show_progress(run: LoadRun, label: str) -> None:
 class LoadRun:
     """Starts jobs when they are due and waits for them; `stop` ends the run early.
 
-    Knows nothing of servers: `play` plays a job, and `is_alive` is asked after a failed job. If it
-    says no, the run stops.
+    `play` plays a job. After a job that failed `is_alive` is asked, and if it says no, the run
+    stops.
     """
 
     workload: Workload
@@ -284,9 +286,9 @@ class LoadRun:
     def progress(self) -> tuple[int, str]:
         """Number of ended turns, and all jobs in words; failed and cut only if there are any."""
         ended = Counter(job.status for job in self._outcomes)
-        num_ended = len(self._outcomes)
+        num_running = self.num_arrived - len(self._outcomes)
         counts = f"{self.num_arrived} of {len(self.workload.jobs)} arrived"
-        counts += f", {self.num_arrived - num_ended} running, {ended['done']} done"
+        counts += f", {num_running} running, {ended['done']} done"
         unusual = (f", {ended[status]} {status}" for status in ("failed", "cut") if ended[status])
         return self.num_turns, counts + "".join(unusual)
 
@@ -321,7 +323,7 @@ class LoadRun:
                 break
 
     async def _play_in_steps(self, jobs: Iterator[JobPlan], num_jobs: int) -> None:
-        """Play this number of jobs at once, then the next, and so on."""
+        """Play this number of jobs at once, then the next, until none is left."""
         while self.stopped_because is None and (step := list(islice(jobs, num_jobs))):
             await asyncio.gather(*map(self._play_now, step))
 

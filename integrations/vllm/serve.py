@@ -104,7 +104,7 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
         )
     if value_of(flags, "--scheduling-policy") is None:
         defaults += ["--scheduling-policy", DEFAULT_POLICY]
-    # under stock policies too: without it `agentkv compare` knows no hit rate of its baseline
+    # under stock policies too: without it `agentkv bench` knows no hit rate of its baseline
     defaults.append("--enable-prompt-tokens-details")
     if is_cpu:
         for name, value in CPU_FLAGS.items():

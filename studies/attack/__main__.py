@@ -284,7 +284,7 @@ def main() -> int:
         "--policy",
         action="append",
         type=server_policy,
-        help="compared with fcfs, as `agentkv compare` takes it; default: agentkv",
+        help="compared with fcfs, as `agentkv bench` takes it; default: agentkv",
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="no second round after these")
     parser.add_argument("--cap-s", type=float, default=100.0, help="a victim's job is left then")

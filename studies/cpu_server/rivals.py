@@ -1,8 +1,8 @@
 """Plays the same jobs under agentkv's policies and under the code of two rivals, on this machine.
 
 `python -m studies.cpu_server.rivals --out DIR` measures a stock server, turns its times into the
-constants that the rivals ship for a GPU, and runs `agentkv compare`. Flags that it does not know go
-to `agentkv compare`. Needs agentinfer 0.2.0 next to vLLM, and vllm-router 0.1.17 on the PATH.
+constants that the rivals ship for a GPU, and runs `agentkv bench`. Flags that it does not know go
+to `agentkv bench`. Needs agentinfer 0.2.0 next to vLLM, and vllm-router 0.1.17 on the PATH.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentkv.evals.commands import compare
-from agentkv.evals.commands.compare import CPU
+from agentkv.evals.commands.bench import CPU
 from agentkv.evals.simulator import calibrate
 from agentkv.evals.simulator.cost import FittedLine
 from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
+
+from .. import rivals
 
 OURS = ("fcfs", "agentkv")
 BRIDGE = "agentinfer.agentcache.core.scheduler.AgentCacheSyncSchedulerBridge"
@@ -29,25 +30,25 @@ AgentInfer's authors gain most at 1,800 s."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status of `agentkv compare`."""
+    """The exit status of `agentkv bench`."""
     parser = argparse.ArgumentParser(prog="studies.cpu_server.rivals", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="profile and runs go there")
     parser.add_argument("--as-shipped", action="store_true", help="the rivals' own constants, too")
     options, more = parser.parse_known_args(argv)
     profile = measured_profile(options.out / "machine.json")
-    rivals = [
+    flags = [
         *("--rival", f"agentinfer={shlex.join(agentinfer_flags(profile))}"),
         *("--rival-proxy", f"vllm-router={shlex.join(router_command(profile))}"),
     ]
     if options.as_shipped:
-        rivals += ["--rival", f"agentinfer-shipped={shlex.join(agentinfer_flags(None))}"]
-        rivals += ["--rival-proxy", f"vllm-router-shipped={shlex.join(router_command(None))}"]
+        flags += ["--rival", f"agentinfer-shipped={shlex.join(agentinfer_flags(None))}"]
+        flags += ["--rival-proxy", f"vllm-router-shipped={shlex.join(router_command(None))}"]
     ours = [flag for name in OURS for flag in ("--policy", name)]
-    return compare.main([*ours, *rivals, "--out", str(options.out), *more])
+    return rivals.main([*ours, *flags, "--out", str(options.out), *more])
 
 
 def measured_profile(path: Path) -> ServerProfile:
-    """The profile on file, or measured now on a stock server with the flags of `compare`."""
+    """The profile on file, or measured now on a stock server with the flags of `bench`."""
     if not path.exists():
         flags = [*CPU.server_flags, "--num-gpu-blocks-override", str(CPU.num_blocks)]
         with ServerProcess(policy="fcfs", args=flags) as server:

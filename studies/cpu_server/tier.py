@@ -1,7 +1,7 @@
 """Plays the same jobs under five policies without a KV tier, with a fast one, and with a slow one.
 
 `python -m studies.cpu_server.tier --out DIR` measures a stock server and sets the slow tier's link
-so that loading a token takes as long as computing it. Then it runs `agentkv compare` once for each
+so that loading a token takes as long as computing it. Then it runs `agentkv bench` once for each
 tier and repeat, interleaved, and sets what it measured next to the simulator. All servers compute
 on the same cores. Flags that it does not know describe the workload; a run that broke off goes on
 with the same --out. The last line on standard output is one JSON document.
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import positive, whole_number
-from agentkv.evals.commands import compare
-from agentkv.evals.commands.compare import CORES, CPU, all_cores
+from agentkv.evals.commands import bench
+from agentkv.evals.commands.bench import CPU
 from agentkv.evals.outcomes import RunOutcome, Spread, summarize
+from agentkv.evals.player.servers import CORES, all_cores
 from agentkv.evals.rows import read_runs
 from agentkv.evals.simulator import calibrate, simulate
 from agentkv.evals.simulator.machine import ServerProfile
@@ -38,7 +39,7 @@ MEMORY_GB_S = 2.0
 TIER_GIB = "2"
 JOBS = ("--jobs", "12", "--concurrency", "6", "--turns", "8", "--token-scale", "0.5")
 NUM_BLOCKS = "144"
-"""Memory for three of the six jobs at once, as in `agentkv compare`: a run takes two minutes on two
+"""Memory for three of the six jobs at once, as in `agentkv bench`: a run takes two minutes on two
 cores. With four short jobs the simulator sees no difference between policies."""
 SERVER_FLAGS = ("--max-model-len", "2048", "--max-num-batched-tokens", "1024")
 
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
             where = ("--out", str(options.out / tier), "--resume", "--repeats", str(repeat))
             scarce = ("--num-gpu-blocks-override", NUM_BLOCKS, *more)
             servers = ("--json", "--", *SERVER_FLAGS, *server_flags[tier])
-            status |= compare.main([*_flags(policies), *JOBS, *scarce, *where, *servers])
+            status |= bench.main([*_flags(policies), *JOBS, *scarce, *where, *servers])
     found = {tier: read_runs([options.out / tier]) for tier in tiers}
     profile_path = options.out / "profile.json"
     rows = [
@@ -91,7 +92,7 @@ def _flags(policies: Sequence[str]) -> list[str]:
 
 
 def measured_profile(path: Path) -> ServerProfile:
-    """The profile on file, or measured now on a stock server with the flags of `compare`."""
+    """The profile on file, or measured now on a stock server with the flags of `bench`."""
     if not path.exists():
         flags = [*CPU.server_flags, "--num-gpu-blocks-override", str(CPU.num_blocks)]
         with ServerProcess(policy="fcfs", args=flags) as server:

@@ -129,7 +129,7 @@ def main() -> int:
     )
     names = [name for name, _ in _REGIMES]
     add("--regimes", nargs="+", choices=names, default=names, help="default: all")
-    add("compare_flags", nargs="*", metavar="-- FLAG", help="more flags of `agentkv compare`")
+    add("compare_flags", nargs="*", metavar="-- FLAG", help="more flags of `agentkv bench`")
     options = parser.parse_args()
     started_s = time.monotonic()
     out: Path = options.out

@@ -1,9 +1,9 @@
-"""`python -m studies.gpu.compare`: `agentkv compare` on a GPU next to what the simulator expects.
+"""`python -m studies.gpu.compare`: `agentkv bench` on a GPU next to what the simulator expects.
 
 Serves a model with random weights, so nothing is downloaded. Measures an idle server first, plays
 five policies, each without and with a tier of DRAM, then simulates the same jobs twice: by the
 card's data sheet, and by the times measured. `--gpu cpu` does all of that with a tiny model on the
-CPU build, in minutes. Flags that it does not know go to `agentkv compare`; --resume goes on.
+CPU build, in minutes. Flags that it does not know go to `agentkv bench`; --resume goes on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import httpx
 
 from agentkv.command_line import BAD_USAGE
 from agentkv.errors import AgentKVError, InputError
-from agentkv.evals.commands import compare
-from agentkv.evals.rivals import Rival
+from agentkv.evals.commands import bench
+from agentkv.evals.player.servers import READY_TIMEOUT_S, BenchPlan
 from agentkv.evals.rows import write_whole
 from agentkv.evals.simulator import cost
 from agentkv.evals.simulator.calibrate import measure
@@ -47,7 +47,7 @@ Means = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """Defaults of a card: the model, flags of `agentkv compare`, and flags of the servers."""
+    """Defaults of a card: the model, flags of `agentkv bench`, and flags of the servers."""
 
     model: str
     flags: tuple[str, ...]
@@ -88,7 +88,7 @@ DRY_RUN = Regime(
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A comparison on one card; `flags` are those of `agentkv compare`."""
+    """A comparison on one card; `flags` are those of `agentkv bench`."""
 
     gpu: str
     model: str
@@ -97,8 +97,8 @@ class Experiment:
     calibration_rounds: int
 
     @property
-    def plan(self) -> compare.ComparePlan:
-        return compare.read_plan(self.flags)[1]
+    def plan(self) -> BenchPlan:
+        return bench.read_plan(self.flags)[1]
 
     @property
     def profile(self) -> Path | None:
@@ -117,7 +117,7 @@ class Experiment:
             args=plan.server_flags,
             log_path=self.out / "calibrate.log",
             environment=plan.environment,
-            ready_timeout_s=plan.ready_timeout_s,
+            ready_timeout_s=READY_TIMEOUT_S,
         )
         report = partial(print, file=sys.stderr, flush=True)
         try:
@@ -161,7 +161,7 @@ def read_experiment(argv: Sequence[str]) -> tuple[argparse.Namespace, Experiment
     add = parser.add_argument
     add("--gpu", default="h100", metavar="NAME|FILE", help="a card, a profile, or cpu")
     add("--model", help=f"{' and '.join(CONFIGS)} get random weights (default llama-3.1-8b)")
-    add("--out", type=Path, required=True, help="runs, compare.json, profile.json, simulated.json")
+    add("--out", type=Path, required=True, help="runs, bench.json, profile.json, simulated.json")
     add("--force", action="store_true", help="overwrite what is there")
     options, more = parser.parse_known_args(own[:cut])
     regime = DRY_RUN if options.gpu == CPU_CARD else ON_A_GPU
@@ -208,7 +208,7 @@ def simulated_means(experiment: Experiment) -> Means:
     from agentkv.policies.names import NOT_SIMULATED, simulated_policy
 
     plan, options = experiment.plan, RunOptions(dram_gib=experiment.plan.dram_gib)
-    names = [policy.name for policy in plan.policies if not isinstance(policy, Rival)]
+    names = [policy.name for policy in plan.policies]
     means_s: Means = {}
     for machine in experiment.machines():
         means_s[machine.name] = {}
@@ -227,7 +227,7 @@ def table_beside_simulator(
 ) -> str:
     """A line a policy: mean duration as measured and as simulated, and both over the baseline's.
 
-    `document` is that of `agentkv compare`.
+    `document` is that of `agentkv bench`.
     """
     baseline, rows = document["baseline"], []
     base_s = expected_s.get(baseline)
@@ -249,17 +249,17 @@ def table_beside_simulator(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status of `agentkv compare`; 2 where nothing could be done."""
+    """The exit status of `agentkv bench`; 2 where nothing could be done."""
     try:
         options, experiment = read_experiment(argv)
         if options.force and experiment.profile is not None:
             experiment.profile.unlink(missing_ok=True)
         experiment.calibrate()
-        status = compare.main(experiment.flags)
+        status = bench.main(experiment.flags)
     except (AgentKVError, OSError) as error:
         print(f"studies.gpu.compare: {error}", file=sys.stderr)
         return BAD_USAGE
-    document = json.loads((experiment.out / "compare.json").read_text(encoding="utf-8"))
+    document = json.loads((experiment.out / bench.RESULT_FILE).read_text(encoding="utf-8"))
     expected_s = simulated_means(experiment)
     for machine, means_s in expected_s.items():
         print(f"\n{table_beside_simulator(document, means_s, machine)}")

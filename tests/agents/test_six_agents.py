@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import six_agents
 
-from agentkv.evals.commands.compare import read_plan
+from agentkv.evals.commands.bench import read_plan
 from tests.evals.made_runs import job, run, turn, write_run
 
 
@@ -24,7 +24,7 @@ def test_both_policies_stand_side_by_side(
             job("a", ended_s=seconds, turns=turns),
             policy=policy.name,
             workload=plan.described,
-            metadata={"repeat": repeat, "config": {**plan.config, "rival": None}},
+            metadata={"repeat": repeat, "config": dict(plan.load.config)},
         )
         write_run(plan.folder(policy, repeat), made)
     assert six_agents.main(flags) == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.commands.compare import table
+from agentkv.evals.commands.bench import report, table
 from agentkv.evals.outcomes import RunOutcome, Spread, compare, summarize
 from tests.evals.made_runs import job, run, turn
 
@@ -101,4 +101,4 @@ def test_outputs_are_compared_up_to_the_first_difference() -> None:
     runs = [with_outputs("fcfs", "a", "b", "c"), with_outputs("continuum", "a", "x", "y")]
     _, continuum = compare(runs, "fcfs")
     assert (continuum.turns_compared, continuum.turns_differing) == (2, 1)
-    assert "1 of 2 turns have the outputs of fcfs" in table(compare(runs, "fcfs"), "fcfs")
+    assert "1 of 2 turns have the outputs of fcfs" in report(runs, compare(runs, "fcfs"), "fcfs")

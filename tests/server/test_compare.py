@@ -1,4 +1,4 @@
-"""`agentkv compare` on real servers: two policies, and a rival with its flags and its proxy.
+"""`agentkv bench` on real servers: two policies, and a rival with its flags and its proxy.
 
 It checks what must hold, and never a time.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.cli import main as agentkv
+from studies import rivals
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
 
@@ -80,8 +80,8 @@ def test_policies_differ_in_hits_and_in_nothing_else(
     script.write_text(FORWARDER)
     proxy = ("--rival-proxy", f"no-cache={sys.executable} {script} {{server}} {{port}}")
     flags = ("--model", str(tiny_model_dir), "--trace", str(trace), "--out", str(tmp_path / "out"))
-    assert agentkv(["compare", *OPTIONS, *proxy, *flags, *SERVER_FLAGS]) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert rivals.main([*OPTIONS, *proxy, *flags, "--json", *SERVER_FLAGS]) == 0
+    document = json.loads(capsys.readouterr().out)
     fcfs, continuum, rival = (
         document["policies"][name] for name in ("fcfs", "continuum", "no-cache")
     )

@@ -73,7 +73,7 @@ def verify(
 ) -> tuple[int, dict[str, Any], str]:
     """Exit status, JSON document and the text before it."""
     # on a busy machine a gap of the default second may outlast the TTL of two
-    flags = ["--base-url", server.base_url, "--json", "--gap-s", "0.4", *options]
+    flags = ["--url", server.base_url, "--json", "--gap-s", "0.4", *options]
     status = agentkv(["verify-pin", *flags])
     captured = capsys.readouterr()
     return status, json.loads(captured.out), captured.err

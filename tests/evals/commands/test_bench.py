@@ -1,4 +1,4 @@
-"""`agentkv bench` against a fake server that speaks real HTTP."""
+"""`agentkv bench` against a fake server that speaks real HTTP, and its plan without a server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv
+from agentkv.errors import InputError
+from agentkv.evals.commands.bench import CPU, read_plan
+from agentkv.evals.player.servers import CORES, BenchPlan
 from agentkv.evals.rows import TURNS_FILE, read_runs
+from agentkv.evals.workload.workloads import make_workload
 from tests.evals.fake_vllm import FakeVllm, answering
+from tests.evals.made_runs import job, run, write_run
 from tests.http_front import Answer
 
 NOBODY = "http://127.0.0.1:9/v1"
@@ -23,43 +28,73 @@ QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency",
 
 
 def bench(
-    capsys: pytest.CaptureFixture[str], base_url: str, *options: str
+    capsys: pytest.CaptureFixture[str], url: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document (empty if there is none), and the other output."""
-    status = agentkv(["bench", "--base-url", base_url, *options])
+    """Exit status, JSON document (empty if there is none), and standard error."""
+    status = agentkv(["bench", "--url", url, *options, "--json"])
     captured = capsys.readouterr()
-    lines = captured.out.splitlines()
-    return status, json.loads(lines[-1]) if lines else {}, captured.err + "\n".join(lines[:-1])
+    return status, json.loads(captured.out) if captured.out else {}, captured.err
 
 
 def test_a_server_with_the_plugin_is_told_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Requests to the plugin carry job, turn and last step; a stock server gets none of them."""
+    """Requests to the plugin are of three turns a job, and its tools are known."""
     with FakeVllm(policy="continuum") as server:
-        _, found, _ = bench(capsys, server.base_url, *QUICK, "--policy", "continuum")
-    assert found["policy"] == "continuum"
-    turns = [request["turn"] for request in server.requests if "turn" in request]
-    assert sorted(turns) == [1] * 6 + [2] * 6 + [3] * 6
-    last = [request for request in server.requests if request.get("is_last_step")]
-    assert [request["turn"] for request in last] == [3] * 6
-    assert {request["last_tool"] for request in last} == {"cat main.py"}
+        status, found, _ = bench(capsys, server.base_url, *QUICK, "--policy", "continuum")
+    (summary,) = found["runs"]
+    assert (status, summary["policy"], summary["completed"]) == (0, "continuum", 6)
+    assert summary["jobs_per_hour"] > 0
+    assert summary["done_within"][-1][1] == 1.0
+    assert len(server.requests) == 18
+
+
+def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json there is a table of the policy, one of its turns, and no document."""
     with FakeVllm() as server:
-        bench(capsys, server.base_url, *QUICK)
-    assert not any("job_id" in request for request in server.requests)
+        flags = (*QUICK, "--repeats", "1", "--deadline", "60")
+        assert agentkv(["bench", "--url", server.base_url, *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("policy")
+    assert [line.split()[:3] for line in out.splitlines()[2:3]] == [["fcfs", "1", "6/6"]]
+    assert "in 60 s" in out.splitlines()[0]
+    assert "first token ms" in out
+    assert "{" not in out
+
+
+def test_repeats_on_a_running_server_never_share_a_prefix(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each repeat has a folder of its own, and its first turns find nothing."""
+    flags = (*QUICK, "--repeats", "2", "--out", str(tmp_path))
+    with FakeVllm() as server:
+        status, found, _ = bench(capsys, server.base_url, *flags)
+        num_requests = len(server.requests)
+        again, _, text = bench(capsys, server.base_url, *flags)
+        assert (again, "--resume" in text, len(server.requests)) == (2, True, num_requests)
+        resumed, same, _ = bench(capsys, server.base_url, *flags, "--resume")
+        assert (resumed, len(server.requests)) == (0, num_requests)
+    assert status == 0
+    assert [turns[0] for turns in _cached(found)] == [0.0, 0.0]
+    assert same["policies"] == found["policies"]
+    assert {path.parent.name for path in tmp_path.rglob(TURNS_FILE)} == {"server-0", "server-1"}
+
+
+def _cached(found: dict[str, Any]) -> list[list[float]]:
+    return [each["per_turn_avg_cached_tokens"] for each in found["runs"]]
 
 
 def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     """A job is not done because something answered with status 200."""
     answers = {"/v1/models": {"data": [{"id": "m"}]}, "/v1/chat/completions": {"choices": []}}
     with answering(lambda path: Answer(200 if path in answers else 404, answers.get(path))) as url:
-        status, found, text = bench(capsys, url, *QUICK, "--mode", "live")
-    assert (status, found["failed"], found["completed"]) == (1, 6, 0)
-    assert "no stream of events" in text
+        status = agentkv(["bench", "--url", url, *QUICK, "--mode", "live"])
+    assert status == 1
+    assert "failed (6): RunError: no stream of events" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("fault", "flags", "counts", "seen"),
     [
-        ({"fails_at_turn": 2}, (), (5, 1, 0), "out of luck"),
+        ({"fails_at_turn": 2}, (), (5, 1, 0), ""),
         ({"turn_s": 30.0}, ("--limit-s", "0.3"), (0, 0, 3), "0.3 s were over (--limit-s)"),
         ({"dies_at_turn": 8}, (), None, "ended early: the server stopped answering"),
     ],
@@ -76,10 +111,10 @@ def test_jobs_that_fail_or_are_cut_are_counted_and_kept(
     with FakeVllm(**fault) as server:
         options = (*QUICK, "--out", str(tmp_path), *flags)
         status, found, text = bench(capsys, server.base_url, *options)
-    assert status == 1
-    assert seen in text
-    ended = found["completed"], found["failed"], found["cut"]
-    assert sum(ended) == found["jobs"] == len(read_runs([tmp_path])[0].jobs)
+    (summary,) = found["runs"]
+    ended = summary["completed"], summary["failed"], summary["cut"]
+    assert (status, seen in text) == (1, True)
+    assert sum(ended) == summary["jobs"] == len(read_runs([tmp_path])[0].jobs)
     assert counts in (None, ended)
 
 
@@ -87,13 +122,14 @@ def test_a_full_disk_ends_the_run_with_what_was_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A full disk gives status 1, the reason, and the document on standard output."""
-    (tmp_path / TURNS_FILE).symlink_to("/dev/full")
+    (tmp_path / "server-0").mkdir()
+    (tmp_path / "server-0" / TURNS_FILE).symlink_to("/dev/full")
     with FakeVllm() as server:
         options = ("--out", str(tmp_path), "--force")
         status, found, text = bench(capsys, server.base_url, *QUICK, *options)
     assert status == 1
     assert "No space left" in found["ended_early"]
-    assert found["jobs"] > 0
+    assert found["runs"][0]["jobs"] > 0
     assert "Traceback" not in text
 
 
@@ -102,24 +138,23 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentkv.cli", "bench", "--out", str(tmp_path), *QUICK]
     with FakeVllm(turn_s=0.2) as server:
         process = subprocess.Popen(
-            [*command, "--jobs", "500", "--base-url", server.base_url],
+            [*command, "--jobs", "500", "--url", server.base_url, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONWARNINGS": "default"},
         )
-        rows = tmp_path / TURNS_FILE
+        rows = tmp_path / "server-0" / TURNS_FILE
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not (rows.exists() and rows.stat().st_size):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
-    found = json.loads(out.splitlines()[-1])
-    assert found["ended_early"] == "interrupted (SIGINT)"
-    assert found["cut"] > 0
-    assert found["jobs"] == found["completed"] + found["failed"] + found["cut"]
-    assert len(read_runs([tmp_path])[0].jobs) == found["jobs"]
+    found = json.loads(out)
+    assert "interrupted (SIGINT)" in found["ended_early"]
+    assert found["runs"][0]["cut"] > 0
+    assert len(read_runs([tmp_path])[0].jobs) == found["runs"][0]["jobs"]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +162,14 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     [
         (("--policy", "lifo"), "'lifo', allowed are fcfs"),
         (("--policy", "continuum"), "none of agentkv's policies"),
+        (("--policy", "fcfs", "--policy", "agentkv"), "a running server has one policy"),
+        (("--num-gpu-blocks-override", "9"), "leave out --num-gpu-blocks-override"),
+        (("--resume",), "--resume: give the --out"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--arrivals", "now"), "--arrivals: got 'now'"),
         (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),
         (("--token-scale", "3"), "the server takes 4096"),
-        (("--base-url", NOBODY), "127.0.0.1:9/v1/models: no answer"),
+        (("--url", NOBODY), "127.0.0.1:9/v1/models: no answer"),
         (("--out", "/proc/nowhere"), "/proc/nowhere"),
     ],
 )
@@ -159,5 +197,79 @@ def test_hundreds_of_jobs_run_in_one_process(capsys: pytest.CaptureFixture[str])
     with FakeVllm(policy="continuum", turn_s=1.0) as server:
         status, found, text = bench(capsys, server.base_url, *options)
     assert status == 0, text
-    assert found["completed"] == 300
-    assert found["metadata"]["max_arrival_lag_s"] > 0.0
+    assert found["runs"][0]["completed"] == 300
+    assert found["runs"][0]["metadata"]["max_arrival_lag_s"] > 0.0
+
+
+# servers of its own: the plan
+
+
+def plan_of(out: Path, *flags: str) -> BenchPlan:
+    policies = ("--policy", "fcfs", "--policy", "continuum:released", "--repeats", "2")
+    return read_plan([*policies, "--jobs", "1", "--out", str(out), *flags])[1]
+
+
+def test_repeats_are_interleaved(tmp_path: Path) -> None:
+    """Runs alternate between policies, so a machine that slows down slows all alike."""
+    runs = plan_of(tmp_path).runs()
+    assert [repeat for _, repeat in runs] == [0, 0, 1, 1]
+    assert [policy and policy.name for policy, _ in runs] == ["fcfs", "continuum:released"] * 2
+
+
+def test_servers_with_a_tier_and_without_compute_on_the_same_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's CPU build would give them different ones; without a tier it is left alone."""
+    monkeypatch.delenv(CORES, raising=False)
+    assert plan_of(tmp_path).environment == {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 0})
+    assert plan_of(tmp_path, "--policy", "fcfs+offload").environment == {CORES: "0,1"}
+
+
+def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
+    """Complete runs are read again; of other jobs or with other server flags they are refused."""
+    plan = plan_of(tmp_path)
+    plan.check_folders(resume=False)
+    for policy, repeat in plan.runs():
+        assert policy is not None
+        facts = {"repeat": repeat, "config": json.loads(json.dumps(dict(plan.load.config)))}
+        made = run(job(), policy=policy.name, workload=dict(plan.described), metadata=facts)
+        folder = plan.folder(policy, repeat)
+        assert folder is not None
+        write_run(folder, made)
+    with pytest.raises(InputError, match="--resume"):
+        plan.check_folders(resume=False)
+    plan_of(tmp_path, "--force").check_folders(resume=False)
+    assert [run.policy for run in plan.play_all(resume=True)] == ["fcfs", "continuum:released"] * 2
+    for other in (
+        ("--workload", "bfcl"),
+        ("--num-gpu-blocks-override", "99"),
+        ("--mode", "live"),
+        ("--max-output-tokens", "64"),
+    ):
+        with pytest.raises(InputError, match="was made with another"):
+            list(plan_of(tmp_path, *other).play_all(resume=True))
+
+
+def test_the_jobs_of_the_demo_fit_its_server() -> None:
+    """Every context is within --max-model-len, and that within the pool's blocks."""
+    given = dict(CPU.workload)
+    jobs = make_workload(given.pop("workload"), seed=0, num_jobs=given.pop("jobs"), **given).jobs
+    flags = dict(zip(CPU.server_flags[::2], CPU.server_flags[1::2], strict=True))
+    assert max(job.context_tokens for job in jobs) <= int(flags["--max-model-len"])
+    assert int(flags["--max-model-len"]) <= (CPU.num_blocks - 1) * int(flags["--block-size"])
+
+
+def test_a_server_that_does_not_start_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A server that fails gives status 1, the end of its log, and a document without runs."""
+    model = str(tmp_path / "no-model")
+    flags = ("--policy", "fcfs", "--out", str(tmp_path), "--model", model, "--json")
+    assert agentkv(["bench", *flags]) == 1
+    captured = capsys.readouterr()
+    assert "its server starts, log in" in captured.err
+    assert "no model in" in captured.err
+    found = json.loads(captured.out)
+    assert found["runs"] == []
+    assert "no model in" in found["ended_early"]

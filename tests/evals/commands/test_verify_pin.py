@@ -157,7 +157,7 @@ def test_a_server_of_another_kind_is_bad_usage(
 ) -> None:
     """A server other than vLLM gives status 2 and its answer on stderr."""
     with answering(answers) as url:
-        assert agentkv(["verify-pin", "--base-url", url]) == 2
+        assert agentkv(["verify-pin", "--url", url]) == 2
     assert seen in capsys.readouterr().err
 
 
@@ -166,10 +166,10 @@ def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
 ) -> None:
     """A file in place of the folder, and a result that exists, are refused at once."""
     (tmp_path / "file").write_text("")
-    assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path / "file")]) == 2
+    assert agentkv(["verify-pin", "--url", NOBODY, "--out", str(tmp_path / "file")]) == 2
     assert "verify_pin.json cannot be written" in capsys.readouterr().err
     (tmp_path / "verify_pin.json").write_text("{}")
-    assert agentkv(["verify-pin", "--base-url", NOBODY, "--out", str(tmp_path)]) == 2
+    assert agentkv(["verify-pin", "--url", NOBODY, "--out", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "verify_pin.json").read_text() == "{}"
 

@@ -8,11 +8,11 @@ import shlex
 import pytest
 
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.rivals import read_rivals
 from agentkv.evals.simulator.cost import FittedLine
 from agentkv.evals.simulator.machine import ServerProfile
 from studies.cpu_server.rivals import agentinfer_flags, prefill_model, router_command
 from studies.cpu_server.tier import differing, table_rows
+from studies.rivals import read_rivals
 from tests.evals.made_runs import job, run, turn
 
 MACHINE = ServerProfile(

@@ -62,7 +62,7 @@ def test_the_jobs_fit_the_server(gpu: str, tmp_path: Path) -> None:
 def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> None:
     """Each policy but a rival has its simulated mean and ratio, on both machines."""
     names = ("fcfs", "agentkv", "agentkv+offload")
-    jobs = ("--jobs", "1", "--turns", "3", "--rival", "other=--seed 1")
+    jobs = ("--jobs", "1", "--turns", "3")
     policies = [flag for name in names for flag in ("--policy", name)]
     made = read("--out", str(tmp_path), *jobs, *policies)
     measured = ServerProfile(

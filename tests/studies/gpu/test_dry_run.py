@@ -23,9 +23,7 @@ def play(out: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[
     assert main(["--gpu", "cpu", "--out", str(out), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = "\n".join(line for line in lines if not line.startswith("{"))
-    documents = (
-        json.loads((out / name).read_text()) for name in ("compare.json", "simulated.json")
-    )
+    documents = (json.loads((out / name).read_text()) for name in ("bench.json", "simulated.json"))
     return printed, *documents
 
 

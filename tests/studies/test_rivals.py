@@ -1,4 +1,4 @@
-"""Rivals of `agentkv compare`: what the command line says of them and their requests carry."""
+"""Rivals next to `agentkv bench`: what the command line says of them and their requests carry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from agentkv.errors import InputError
 from agentkv.evals.player.run import LoadOptions, load_server
-from agentkv.evals.rivals import Rival, read_rivals
 from agentkv.evals.workload.workloads import make_workload
+from studies.rivals import Rival, context_of, read_rivals
 from tests.evals.fake_vllm import FakeVllm
 
 
@@ -48,11 +48,11 @@ def test_a_rival_is_a_name_with_flags_or_a_command(
         (["a=--x '{"], [], "No closing quotation"),
         (["a=--scheduler-cls nowhere_to_be_found.Class"], [], "pip install .*nowhere_to_be_found"),
         (["a=--scheduler_cls=nowhere_to_be_found.Class"], [], "pip install .*nowhere_to_be_found"),
-        (["a=--scheduler-cls"], [], "needs the package ''"),
+        (["a=--scheduler-cls"], [], "needs: pip"),
         ([], ["a"], "write NAME=COMMAND"),
-        ([], ["a="], "needs {server}"),
-        ([], ["a=sh {server}"], "needs {server} .* and {port}"),
-        ([], ["no-such-router=no-such-router {server} {port}"], "pip install no-such-router"),
+        ([], ["a="], "no {server}"),
+        ([], ["a=sh {server}"], "no {port}"),
+        ([], ["no-such-router=no-such-router {server} {port}"], "no command 'no-such-router'"),
         ([], ["a=sh {server} {port}"] * 2, "'a' is taken"),
     ],
 )
@@ -78,7 +78,8 @@ def test_the_turns_of_a_rival_name_its_programs() -> None:
     with FakeVllm() as server, FakeVllm() as proxy:
         options = LoadOptions(
             server.base_url,
-            policy="theirs",
+            name="theirs",
+            request_fields=context_of,
             turns_url=proxy.base_url.removesuffix("/v1"),
         )
         run, reason = load_server(workload, {}, options)

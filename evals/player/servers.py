@@ -1,0 +1,244 @@
+"""Plays the same jobs on servers: on one that runs, or under each policy on servers of its own.
+
+Repeats are interleaved (A B C A B C), so that a machine that slows down slows all policies alike,
+and each run of its own servers gets a fresh one with the same flags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentkv.errors import InputError, RunError
+from agentkv.policies.names import STOCK_POLICIES, PolicyChoice, folder_name
+from agentkv.server.process import HTTPProcess, ServerProcess
+
+from ..outcomes import RunOutcome
+from ..rows import RUN_FILE, TURNS_FILE, read_runs
+from ..workload.plans import Workload
+from .run import LoadOptions, load_server
+
+BASELINE = "fcfs"
+READY_TIMEOUT_S = 600.0
+TIER_FLAG = "--kv-tier-gib"
+"""Of `agentkv serve`."""
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
+"""Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
+keeps one core for other processes, two if there is a KV connector, and none where that would leave
+none: on two cores a server with a tier would compute on twice the cores of one without."""
+_LINE_EVERY_S = 10.0
+
+
+class Contestant(Protocol):
+    """What a run is made with, such as a `PolicyChoice`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scheduling_policy(self) -> str: ...
+    @property
+    def has_offload(self) -> bool: ...
+
+    def flags(self) -> list[str]:
+        """Flags of `vllm serve` in addition to `--scheduling-policy`."""
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """The runs of a measurement.
+
+    url: the running server to play on; without it each run starts a server of `model` with
+    `server_flags`, which are the same for every policy. `load` says how jobs are played. `dram_gib`
+    is the size of the tier of policies that have one.
+    """
+
+    policies: tuple[Contestant, ...]
+    repeats: int
+    workload: Workload
+    described: Mapping[str, Any]
+    load: LoadOptions
+    out: Path | None = None
+    url: str | None = None
+    model: str | None = None
+    server_flags: tuple[str, ...] = ()
+    dram_gib: float = 1.0
+
+    @property
+    def baseline(self) -> str:
+        names = [policy.name for policy in self.policies]
+        return BASELINE if BASELINE in names or not names else names[0]
+
+    def runs(self) -> list[tuple[Contestant | None, int]]:
+        """Policy and repeat of each run; None for the policy that the running server has."""
+        policies = self.policies or (None,)
+        return [(policy, repeat) for repeat in range(self.repeats) for policy in policies]
+
+    def folder(self, policy: Contestant | None, repeat: int) -> Path | None:
+        name = "server" if policy is None else folder_name(policy.name)
+        return None if self.out is None else self.out / f"{name}-{repeat}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of every server: the same cores for all, where some have a tier."""
+        is_unlike = any(policy.has_offload for policy in self.policies)
+        return {CORES: os.environ.get(CORES, all_cores())} if is_unlike else {}
+
+    def args(self, policy: Contestant) -> tuple[str, ...]:
+        """Flags of a policy's servers."""
+        tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
+        return (*self.server_flags, *policy.flags(), *tier)
+
+    def check_folders(self, *, resume: bool) -> None:
+        """Raise InputError if runs exist already, unless they may be used or overwritten."""
+        for policy, repeat in self.runs():
+            folder = self.folder(policy, repeat)
+            exists = folder is not None and (folder / TURNS_FILE).exists()
+            if exists and not (resume or self.load.force):
+                raise InputError(
+                    f"{folder} holds a run: choose another --out, --resume to go on with it, "
+                    "or --force to overwrite it"
+                )
+
+    def play_all(self, *, resume: bool = False) -> Iterator[RunOutcome]:
+        """Each run as it ends; with `resume`, those that are complete on disk are read instead.
+
+        Raises RunError after the run that broke off, ServerStartError for a server that does not
+        come up.
+        """
+        todo = self.runs()
+        for number, (policy, repeat) in enumerate(todo, start=1):
+            name = "the server" if policy is None else policy.name
+            label = f"[{number}/{len(todo)}] {name}, repeat {repeat + 1} of {self.repeats}"
+            found = self.complete_run(policy, repeat) if resume else None
+            if found is not None:
+                _say(f"{label}: on disk already")
+                yield found
+                continue
+            run, reason = self.play(policy, repeat, label)
+            if run.jobs:
+                yield run
+            if reason is not None:
+                raise RunError(f"{label}: ended early: {reason}")
+
+    def play(
+        self, policy: Contestant | None, repeat: int, label: str
+    ) -> tuple[RunOutcome, str | None]:
+        """Make one run; returns the reason, too, if it ended early."""
+        folder = self.folder(policy, repeat)
+        with ExitStack() as stack:
+            load = replace(self.load, out=folder)
+            processes: list[HTTPProcess] = []
+            if self.url is not None:
+                choice = policy if isinstance(policy, PolicyChoice) else None
+                load = replace(load, base_url=self.url, policy=choice)
+            else:
+                assert policy is not None, "a server of one's own has a policy"
+                assert folder is not None, "a server of one's own has a folder for its log"
+                processes.append(self._start(stack, policy, folder, label))
+                load = replace(self.prepare(stack, policy, processes, load), force=True)
+            run, reason = load_server(self.workload, self.described, load, repeat=repeat)
+            for process in processes:
+                if not process.is_alive:
+                    reason = f"{reason or f'{process.name} ended'}; the end of its log, "
+                    reason += f"{process.log_path}:\n{process.log_tail()}"
+            return run, reason
+
+    def prepare(
+        self,
+        stack: ExitStack,
+        policy: Contestant,
+        processes: list[HTTPProcess],
+        load: LoadOptions,
+    ) -> LoadOptions:
+        """How to play on the server just started; what is started in addition joins `processes`."""
+        choice = policy if isinstance(policy, PolicyChoice) else None
+        return replace(load, base_url=processes[0].base_url, policy=choice, name=policy.name)
+
+    def _start(
+        self, stack: ExitStack, policy: Contestant, folder: Path, label: str
+    ) -> ServerProcess:
+        """A fresh server: vLLM has no route that empties the cache and forgets what it learned."""
+        folder.mkdir(parents=True, exist_ok=True)
+        server = ServerProcess(
+            self.model,
+            policy=policy.scheduling_policy,
+            args=self.args(policy),
+            log_path=folder / "server.log",
+            environment=self.environment,
+            ready_timeout_s=READY_TIMEOUT_S,
+        )
+        with _lines_while(f"{label}: its server starts, log in {server.log_path}"):
+            stack.enter_context(server)
+        if policy.scheduling_policy not in STOCK_POLICIES:
+            _say(f"watch it at {server.base_url}/agentkv/ui")
+        return server
+
+    def settings(self, policy: Contestant | None) -> dict[str, Any]:
+        """What two runs of a policy must have in common, as their rows have it."""
+        return {
+            "server_flags": self.server_flags,
+            "mode": self.load.mode,
+            "max_output_tokens": self.load.max_output_tokens,
+            "dram_gib": self.load.config.get("dram_gib"),
+        }
+
+    def complete_run(self, policy: Contestant | None, repeat: int) -> RunOutcome | None:
+        """The run on disk; None if it is missing or broke off.
+
+        Raises InputError if it was made of other jobs or with other settings.
+        """
+        folder = self.folder(policy, repeat)
+        if folder is None or not (folder / RUN_FILE).exists():
+            return None
+        run = read_runs([folder])[0]
+        if run.metadata.get("stopped_because") is not None:
+            return None
+        config = run.metadata.get("config", {})
+        settings = self.settings(policy)
+        differing = {"workload": (run.workload, self.described)} | {
+            name: (config.get(name), now) for name, now in settings.items()
+        }
+        for name, (then, now) in differing.items():
+            if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
+                raise InputError(
+                    f"{folder}: was made with another {name}: {then}, now {now}: choose another "
+                    "--out, or --force"
+                )
+        return run
+
+
+def all_cores() -> str:
+    """The cores that this process may use, as CORES has them."""
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _lines_while(what: str) -> Iterator[None]:
+    """Print a line at the start and every 10 s until the block ends."""
+    is_over = threading.Event()
+    started_s = time.monotonic()
+    _say(what)
+
+    def repeat() -> None:
+        while not is_over.wait(_LINE_EVERY_S):
+            _say(f"{what}: {time.monotonic() - started_s:.0f} s")
+
+    printer = threading.Thread(target=repeat, daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        printer.join()
