@@ -33,7 +33,6 @@ DATA = (
     "agentkv/durations/models.json",
     "agentkv/evals/simulator/catalog.toml",
     "agentkv/evals/swebench/suite/instances.json",
-    "agentkv/integrations/vllm/doctor/conversation.json",
     "agentkv/integrations/vllm/ui/page.js",
 )
 """Files of the wheel next to its Python: one of each folder that has some."""

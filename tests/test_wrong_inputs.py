@@ -21,7 +21,7 @@ DEAD = "http://127.0.0.1:9"
 WRONG = [
     # the command, a flag, a name: what was probably meant
     ("serv", "unknown command: got 'serv': did you mean serve?"),
-    ("doctor --modle x", "unknown flag: got '--modle': did you mean --model?"),
+    ("doctor --ulr x", "unknown flag: got '--ulr': did you mean --url?"),
     ("bench --xyz", "unknown flag: --xyz"),
     ("swebench rn", "SUBCOMMAND: got 'rn': did you mean run?"),
     (f"env cluade {DEAD}", "AGENT: got 'cluade': did you mean claude?"),
@@ -66,8 +66,6 @@ WRONG = [
     ("record empty", "empty: no event of any job in it"),
     ("record binary", "binary: no text in UTF-8"),
     ("swebench report nofile", "nofile/run.json"),
-    ("doctor --check-hits", "--check-hits: asks a server: give --url, too"),
-    ("doctor --model nofile", "--model: got 'nofile', no such folder"),
     # a server
     ("doctor --url 127.0.0.1:8000", "--url: got '127.0.0.1:8000', did you mean http://127.0.0.1"),
     ("bench --url 127.0.0.1:8", "got '127.0.0.1:8', did you mean http://127.0.0.1:8?"),

@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from agentkv.integrations.vllm.doctor.server import check_served_template, check_server
+from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.protocol import Tags
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
@@ -170,33 +170,6 @@ def test_the_doctor_finds_nothing_wrong(tiny_continuum_server: ServerProcess) ->
     found = list(check_server(tiny_continuum_server.base_url, None))
     assert [check for check in found if check.status != "OK"] == []
     assert "log stats" in [check.name for check in found]
-
-
-def test_the_doctor_checks_the_template_without_a_trace(
-    tiny_continuum_server: ServerProcess,
-) -> None:
-    """The tokenizer's routes render the template; nothing is generated, counted or learned."""
-
-    def traces(client: httpx.Client) -> list[object]:
-        metrics = client.get("/metrics").text
-        # the front end counts what it encodes, rendered prompts among it
-        ours = r"agentkv:(?!front_end_)\S+"
-        generated = re.findall(rf"^(?:vllm:prompt_tokens_total|{ours}) .*$", metrics, re.M)
-        jobs = client.get("/v1/agentkv/jobs").json()["jobs"]
-        jobs = [{**job, "idle_s": None} for job in jobs]
-        return [jobs, sorted(client.get("/v1/agentkv/timestamps").json()["jobs"]), generated]
-
-    server = tiny_continuum_server
-    with httpx.Client(base_url=server.root_url, timeout=PATIENCE_S) as client:
-        for each in client.get("/v1/agentkv/jobs").json()["jobs"]:
-            if each["pinned_blocks"]:  # of an earlier test: it would end meanwhile
-                path = f"/v1/agentkv/jobs/{quote(each['job_id'], safe='')}/release"
-                client.post(path).raise_for_status()
-        wait_for(lambda: metric(server, "agentkv:pinned_jobs") == 0)
-        before = traces(client)
-        found = list(check_served_template(server.base_url, None))
-        assert traces(client) == before
-    assert [(check.name, check.status) for check in found] == [("chat template", "OK")]
 
 
 def test_stock_policies_are_stock(tiny_fcfs_server: ServerProcess) -> None:

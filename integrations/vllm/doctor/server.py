@@ -6,8 +6,7 @@ Only reads; sends no request that generates tokens or is counted.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,20 +16,10 @@ from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, WIRE_VERSION
 
 from ..versions import version_problem
 from .check import Check, fail, ok, warn
-from .templates import (
-    LEFT_OUT,
-    LIMIT_S,
-    TOOLS,
-    Message,
-    NotRenderedError,
-    Rendered,
-    Settings,
-    Template,
-    check_template,
-    is_rendered,
-)
 
 TIMEOUT_S = 10.0
+CONNECT_S = 1.5
+"""A server that takes longer to accept a connection is taken for dead."""
 MIN_TURNS = 20
 """With fewer turns than this, the share of diverged turns is not judged."""
 MAX_DIVERGED_SHARE = 0.2
@@ -43,38 +32,9 @@ def connect(
     return httpx.Client(
         base_url=url.rstrip("/").removesuffix("/v1"),
         headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-        timeout=timeout_s,
+        timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
         transport=transport,
     )
-
-
-def check_served_template(
-    url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None
-) -> Iterator[Check]:
-    """Yield the checks of any vLLM server's chat template; asks only its tokenizer."""
-    until = time.monotonic() + LIMIT_S
-    with connect(url, api_key, TIMEOUT_S, transport) as client:
-
-        def ask(path: str, **body: Any) -> Any:
-            if time.monotonic() > until:
-                raise NotRenderedError(f"no end after {LIMIT_S} s")
-            answer = client.post(path, json=body)
-            if not answer.is_success:
-                raise NotRenderedError(f"{path}: HTTP {answer.status_code} {answer.text[:300]!r}")
-            return answer.json()
-
-        def render(messages: Sequence[Message], settings: Settings, is_prompt: bool) -> Rendered:
-            chat = {"messages": messages, "tools": TOOLS, "chat_template_kwargs": settings}
-            try:
-                tokens = ask("/tokenize", **chat, add_generation_prompt=is_prompt)["tokens"]
-                text = ask("/detokenize", tokens=tokens)["prompt"]
-                if is_rendered(text):
-                    return Rendered(text, list(tokens))
-            except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-                raise NotRenderedError(f"{type(error).__name__}: {error}") from None
-            raise NotRenderedError(LEFT_OUT)
-
-        yield from check_template(lambda: Template(render))
 
 
 def check_server(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -257,15 +258,21 @@ def test_probes_leave_no_trace(tiny_continuum_server: ServerProcess) -> None:
 
 @pytest.mark.slow
 def test_this_installation_loads_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    """The real probe: vLLM's own loader finds the entry point, and its parser has our policy.
-
-    With a dead server the command exits with 1, compares no replies and prints one JSON document.
-    """
-    status = main(["--url", "http://127.0.0.1:9", "--check-hits", "--json"])
+    """The real probe: vLLM's own loader finds the entry point, and its parser has our policy."""
+    main(["--json"])
     document = json.loads(capsys.readouterr().out)
     found = {check["name"]: check["status"] for check in document["checks"]}
     assert found["plugin"] == "OK"
-    assert (status, document["ok"], found["server"], found["hits"]) == (1, False, "FAIL", "WARN")
+
+
+def test_a_dead_server_is_named_within_two_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its one check fails; vLLM, which takes half a minute, is not imported."""
+    started_s = time.monotonic()
+    status = main(["--url", "http://127.0.0.1:9", "--json"])
+    assert time.monotonic() - started_s < 2.0
+    document = json.loads(capsys.readouterr().out)
+    assert (status, document["ok"]) == (1, False)
+    assert [check["name"] for check in document["checks"]] == ["server"]
 
 
 @pytest.mark.parametrize("argv", [["--url", "server:8000"], ["--nonsense"]])
