@@ -49,33 +49,6 @@ class JobEvent(Event):
     job_id: JobKey
 
 
-# Any request, of a job or not
-
-
-@dataclass(frozen=True, slots=True)
-class RequestArrived(Event):
-    """A request waits from now on; `turn` is None for one without a job."""
-
-    request_id: str
-    turn: Turn | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestAdmitted(Event):
-    """vLLM's request has its blocks, at first or again, and found `hit_tokens` in the cache."""
-
-    request: Any
-    hit_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded(Event):
-    """vLLM's request is over, with `num_tokens` computed; its block hashes change no more."""
-
-    request: Any
-    num_tokens: int
-
-
 # A turn, from its arrival to its end
 
 
@@ -85,7 +58,7 @@ class Arrived(JobEvent):
 
     name: ClassVar[str] = "arrival"
     logged: ClassVar[str] = (
-        "turn=turn.job.num_turns prompt_length=turn.num_prompt_tokens retry=is_retry "
+        "turn=turn.number prompt_length=turn.num_prompt_tokens retry=is_retry "
         "inferred=turn.job.is_inferred parent"
     )
     turn: Turn
@@ -142,7 +115,8 @@ class Admitted(JobEvent):
     name: ClassVar[str] = "waiting_to_running"
     logged: ClassVar[str] = (
         "prompt_length=turn.num_prompt_tokens hit_length=turn.hit_tokens "
-        "expected_hit_length=turn.common_tokens waited_s"
+        "expected_hit_length=turn.common_tokens waited_s is_later=turn.is_later "
+        "is_side_request=turn.is_side_request"
     )
     turn: Turn
     waited_s: float
@@ -327,16 +301,12 @@ class Closed(JobEvent):
     """A job is over: released, at its last step, aborted, or forgotten."""
 
     name: ClassVar[str] = "closed"
-    logged: ClassVar[str] = (
-        "reason turns=job.num_turns took_s=job.took_s prompt_tokens=job.prompt_tokens "
-        "hit_tokens=job.hit_tokens"
-    )
+    logged: ClassVar[str] = "reason turns=job.num_turns took_s=job.took_s"
     job: Job
     reason: FreeReason
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(RequestArrived, RequestAdmitted, RequestEnded),
     *(CacheReset, RulesFailed, Arrived, Inferred, IdShared, HeldBack, Overdue, Evicted, Admitted),
     *(Preempted, Resumed, Finished, Aborted, Pinned, Decided, Trimmed, Unpinned, ToolStarted),
     *(ToolEnded, ToolIgnored, ToolMeasured, Reused, KVFreed, Closed),

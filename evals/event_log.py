@@ -24,6 +24,7 @@ from agentkv.integrations.vllm.watch.job_view import (
     KEPT_ENDS,
     WASTED_ENDS,
     HoldView,
+    JobTokens,
     JobView,
     TurnView,
     job_views,
@@ -230,12 +231,12 @@ def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
         "bubble_s": _spread(bubble.seconds for bubble in bubbles),
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
-        **_hits(turns),
+        **_hits([job.tokens for job in jobs], turns),
         "ttft_first_s": _spread(_ttfts(t for t in turns if t.turn == 1)),
-        "ttft_later_s": _spread(_ttfts(t for t in turns if t.is_continuing)),
+        "ttft_later_s": _spread(_ttfts(t for t in turns if t.is_later)),
         "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
         "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
-        "queued_kept_s": _spread(_waits(t for t in turns if t.is_continuing and not t.lost_tokens)),
+        "queued_kept_s": _spread(_waits(t for t in turns if t.is_later and not t.lost_tokens)),
         **_pins([pin for job in jobs for pin in job.holds]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
@@ -254,7 +255,7 @@ def job_row(job: JobView) -> dict[str, Any]:
         "bubbles_s": [round(bubble.seconds, 6) for bubble in job.bubbles],
         "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
-        **_hits(job.turns),
+        **_hits([job.tokens], job.turns),
         "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
         **_pins(job.holds),
         "turn_rows": [_turn_row(turn) for turn in job.turns],
@@ -286,15 +287,15 @@ def _turn_counts(turns: Sequence[TurnView]) -> dict[str, int]:
     }
 
 
-def _hits(turns: Sequence[TurnView]) -> dict[str, Any]:
-    """Tokens of continuing turns: a first turn has nothing of its own to find."""
-    continuing = [turn for turn in turns if turn.is_continuing]
-    prompt_tokens = sum(turn.prompt_tokens for turn in continuing)
-    hit_tokens = sum(turn.hit_tokens for turn in continuing)
+def _hits(jobs: Sequence[JobTokens], turns: Sequence[TurnView]) -> dict[str, Any]:
+    """Tokens of later turns: a first turn has nothing of its own to find."""
+    later = [turn for turn in turns if turn.is_later]
+    prompt_tokens = sum(job.later_prompt_tokens for job in jobs)
+    hit_tokens = sum(job.later_hit_tokens for job in jobs)
     return {
         "prompt_tokens": prompt_tokens,
         "hit_tokens": hit_tokens,
-        "expected_hit_tokens": sum(turn.expected_hit_tokens for turn in continuing),
+        "expected_hit_tokens": sum(turn.expected_hit_tokens for turn in later),
         "lost_tokens": sum(turn.lost_tokens for turn in turns),
         "hit_rate": round(hit_tokens / prompt_tokens, 6) if prompt_tokens else None,
     }

@@ -35,11 +35,11 @@ EVENTS = [
     {"event": "arrival", "at_s": 1.0, "turn": 1, "prompt_length": 9},
     {"event": "closed", "at_s": 2.0, "turns": 1, "reason": EVIL},
 ]
-SAVINGS = {"expected_tokens": 9}
+TOKENS = {"later_hit_tokens": 0, "later_prompt_tokens": 9}
 TURN = {"turn": 1, "hit_tokens": 0, "expected_tokens": 9, "miss": MISS}
 EXPLAINED = {
     **{"job_id": EVIL, "turns": [TURN]},
-    "savings": {**SAVINGS, "recomputed_tokens": {EVIL: 9}},
+    "tokens": {**TOKENS, "recomputed_tokens": {EVIL: 9}},
 }
 
 

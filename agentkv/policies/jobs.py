@@ -119,6 +119,8 @@ class Turn:
     """Arrival number among all requests of the engine."""
     arrived_s: float
     num_prompt_tokens: int
+    number: int = 1
+    """Of its job's turns on this engine, from 1; a retry has that of the turn that it repeats."""
     is_last_step: bool = False
     is_first: bool = False
     """The turn opens its job, and no live job spawned that job."""
@@ -143,6 +145,11 @@ class Turn:
     """A reset of the prefix cache took its blocks; it has none since."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
+
+    @property
+    def is_later(self) -> bool:
+        """True if an earlier turn of the job has left something that this one may find."""
+        return self.number > 1 and not self.is_side_request
 
     @property
     def may_be_held(self) -> bool:
@@ -223,10 +230,6 @@ class Job:
     """The turn of that prompt was aborted."""
     started_s: float = 0.0
     last_activity_s: float = 0.0
-    prompt_tokens: int = 0
-    """Of its turns after the first that have had blocks, side requests left out."""
-    hit_tokens: int = 0
-    """Of them, tokens that were in the cache."""
     num_diverged: int = 0
     num_evicted: int = 0
     hold_end: HoldEnd | None = None
@@ -326,13 +329,9 @@ class Job:
         return fingerprint != self.fingerprint
 
     def turn_admitted(self, turn: Turn) -> None:
-        """Count what a turn finds, unless it is the first or a side request, and whether its prompt
-        repeats less than all of what the turn before left."""
+        """Count a turn whose prompt repeats less than all of what the turn before left."""
         if turn.is_side_request:
             return
-        if self.num_turns > 1:
-            self.prompt_tokens += turn.num_prompt_tokens
-            self.hit_tokens += turn.hit_tokens
         expected = min(self.usable_tokens, turn.num_prompt_tokens - 1)
         self.num_diverged += self.finished_s is not None and turn.common_tokens < expected
 

@@ -59,8 +59,6 @@ class Settings(PredictorSettings):
     """Jobs remembered; the one idle for longest is forgotten first."""
     record_events: int = Field(50_000, ge=0, le=10_000_000)
     """Events kept in the timestamps record, over all jobs; 0 turns it off."""
-    stock_ghost: bool = True
-    """A ghost plays what stock vLLM would have hit, in the background."""
     show_prompts: bool = False
     """`agentkv explain` may show the few words in which a prompt differs from the turn before; the
     tokens of each job's last turn are kept for it."""

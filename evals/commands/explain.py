@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentkv.client.ledger import against_stock
 from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
@@ -47,13 +46,15 @@ def main(argv: Sequence[str]) -> int:
 
 def report(job: Mapping[str, Any]) -> str:
     """One job as text: its sums, then each turn that missed."""
-    savings = job["savings"]
-    lost = {reason: count for reason, count in savings["recomputed_tokens"].items() if count}
+    tokens = job["tokens"]
+    lost = {reason: count for reason, count in tokens["recomputed_tokens"].items() if count}
+    found, prompts = tokens["later_hit_tokens"], tokens["later_prompt_tokens"]
+    rate = f"{found / prompts:.0%} of their prompts" if prompts else "none yet"
     engine = f" (engine {job['engine']})" if "engine" in job else ""
     lines = [
-        f"job {job['job_id']}{engine}: {savings['expected_tokens']:,} tokens expected in the cache",
-        f"  later turns: {against_stock(savings)}",
-        "  computed again: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
+        f"job {job['job_id']}{engine}",
+        f"  found in the cache by later turns: {rate}, {found:,} of {prompts:,} tokens",
+        "  computed twice: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
     ]
     if job.get("is_id_shared"):
         lines.append("  this id names several conversations at once -> give each its own")

@@ -23,12 +23,13 @@ from ..event_log import DEFAULT_AFTER_S, job_row, jobs_of, passed_over, read_rec
 from ..tables import cell, text_table
 
 _MAX_LABEL_CHARS = 24
-_COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "prompt tok", "evicted")
+_COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted")
 _MORE_COLUMNS = ("wait after s", "pins", "kept", "wasted", "preempted", "closed")
 LEGEND = (
     "tools, queue: from a turn's end to the next one's arrival, and from there to its start; hit:"
     "\nshare of later turns' prompts found in the cache; evicted: turns whose KV was gone, and how"
-    "\nlong those waited; pins: holds between turns; kept: the next turn came in time; wasted: not"
+    "\nlong those waited; pins: holds between turns; kept: the next turn came in time; wasted: it "
+    "did not"
 )
 
 

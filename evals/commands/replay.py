@@ -66,7 +66,7 @@ def replay(record: Record, options: argparse.Namespace) -> dict[str, Any]:
         run = Simulation(workload, machine, policy).run()
         outcome = RunOutcome(policy.name, {"name": "trace"}, run.jobs, run.counters, {})
         played.append(summarize(outcome))
-    later = [turn for turn in turns if turn.is_continuing]
+    later = [turn for turn in turns if turn.is_later]
     return {
         "source": record.source,
         "policy": name,

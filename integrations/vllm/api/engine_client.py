@@ -29,6 +29,8 @@ BUSY_S = 1.0
 """How long a client's feedback waits for the engine; on a CPU a step takes seconds."""
 POLL_INTERVAL_S = 0.25
 """Between two calls to the engine for the same question of a client."""
+JOBS_AT_ONCE = 64
+"""Jobs that the engine describes between two of its steps: about half a millisecond."""
 
 UTILITY_METHOD = "agentkv_call"
 """The utility method that the plugin gives to vLLM's engine core."""
@@ -187,7 +189,7 @@ def merge_info(answers: Sequence[Answer]) -> Answer:
 def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answer:
     """Add up integers (counts) and average floats (shares and means), recursively.
 
-    Seconds in totals and of engines are added up as well. Names that start with `max_` keep the
+    Seconds in totals are added up as well. Names that start with `max_` keep the
     largest value, booleans are or-ed, and any other type keeps the first engine's value.
     """
     if len(answers) == 1:
@@ -204,8 +206,7 @@ def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answe
         elif name.startswith("max_"):
             merged[name] = max(values)
         else:
-            is_sum = are_totals or name.endswith("_engine_s")
-            is_sum = is_sum or all(isinstance(value, int) for value in values)
+            is_sum = are_totals or all(isinstance(value, int) for value in values)
             merged[name] = sum(values) if is_sum else sum(values) / len(values)
     return merged
 
@@ -232,18 +233,21 @@ def merge_explained(answers: Sequence[Sequence[Answer]], most: int | None) -> li
         return jobs
 
     def num_tokens(job: Answer) -> int:
-        return sum(job["savings"]["recomputed_tokens"].values())
+        return sum(job["tokens"]["recomputed_tokens"].values())
 
     return sorted(jobs, key=num_tokens, reverse=True)[:most]
 
 
 def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
-    """Return the job as the engine with most of its turns knows it, or None if none does."""
+    """Return the job as the engine with most of its turns knows it, with its tokens on all; None if
+    no engine knows it."""
     known = [(rank, job) for rank, job in enumerate(answers) if job is not None]
     if not known:
         return None
     rank, job = max(known, key=lambda entry: entry[1].get("turns", 0))
-    return job if len(answers) == 1 else {**job, "engine": rank}
+    if len(answers) == 1:
+        return job
+    return {**job, "engine": rank, "tokens": merge_stats([each["tokens"] for _, each in known])}
 
 
 def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
@@ -251,7 +255,13 @@ def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
-    return {**known[0], "freed_blocks": sum(answer["freed_blocks"] for answer in known)}
+    if len(known) == 1:
+        return known[0]
+    return {
+        **known[0],
+        "freed_blocks": sum(answer["freed_blocks"] for answer in known),
+        "tokens": merge_stats([answer["tokens"] for answer in known]),
+    }
 
 
 def merge_timestamps(answers: Sequence[Answer]) -> Answer:

@@ -25,7 +25,7 @@ from agentkv.protocol import WIRE_VERSION, JobKey, parse_tool_event
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from ..watch.counters import COUNTERS, SAVINGS_SERIES
+from ..watch.counters import COUNTERS
 from ..watch.job_view import job_views
 from ..watch.log import shown
 from . import snapshot
@@ -79,8 +79,8 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "num_running": len(scheduler.running),
         "num_waiting": len(scheduler.queue),
         "is_under_pressure": scheduler.admission.is_memory_short,
-        **{name: total for name, total in counted.items() if name not in SAVINGS_SERIES},
-        "savings": watchers.misses.tally.total.as_dict(),
+        **{name: total for name, total in counted.items() if name != "recomputed_tokens_total"},
+        "tokens": watchers.misses.total.as_dict(),
         "steps": scheduler.steps.as_dict(),
         "learned": {
             "tool_durations": learned.durations.num_observed,
@@ -156,7 +156,7 @@ def explain(
                 each["event"] == "id_shared" for each in log.last_of(key, MAX_READ)
             ),
             "hit_unit_tokens": scheduler.pool.hit_tokens,
-            "savings": misses.savings_of(key).as_dict(),
+            "tokens": misses.tokens_of(key),
             "turns": turns_of(scheduler, key, client),
         }
         for key in map(JobKey.read, keys)
@@ -186,7 +186,7 @@ def tool(
         "state": event.state,
         "is_pinned": scheduler.retention.pins.get(key) is not None,
         "is_ignored": not is_taken,
-        "savings": scheduler.watchers.misses.savings_of(key).as_dict(),
+        "tokens": scheduler.watchers.misses.tokens_of(key),
     }
 
 
@@ -195,8 +195,8 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
     freed_blocks = scheduler.retention.release(key)
     if freed_blocks is None:
         return None
-    savings = scheduler.watchers.misses.savings_of(key).as_dict()
-    return {"job_id": key.own_id, "freed_blocks": freed_blocks, "savings": savings}
+    tokens = scheduler.watchers.misses.tokens_of(key)
+    return {"job_id": key.own_id, "freed_blocks": freed_blocks, "tokens": tokens}
 
 
 def event_counts(scheduler: RetainingScheduler, *asked: Any) -> list[tuple[str, int]]:

@@ -77,6 +77,7 @@ class JobNow:
             "parent_job_id": job.parent_job_id and self._name_of(JobKey.read(job.parent_job_id)),
             "expected_turns": job.expected_turns,
             "held_back": any(turn.held_back is not None for turn in job.live.values()),
+            "tokens": self._scheduler.watchers.misses.tokens_of(job.job_id),
             "command": None if job.decision is None else job.command_shown,
             "predicted_speed": decision.speed,
             "predicted_p50_s": decision.p50_s,
@@ -106,7 +107,6 @@ class JobNow:
             "turns_evicted": job.num_evicted,
             "turns_diverged": job.num_diverged,
             "idle_s": self._now_s - job.last_activity_s,
-            "savings": self._scheduler.watchers.misses.savings_of(job.job_id).as_dict(),
         }
 
     def as_watched(self) -> dict[str, Any]:
@@ -122,9 +122,7 @@ class JobNow:
             "why": why,
             "turn": job.num_turns,
             "took_s": round(self._now_s - job.started_s, 3),
-            "prompt_tokens": job.prompt_tokens,
-            "hit_tokens": job.hit_tokens,
-            "tokens": max(job.context_tokens, *prompts, 0),
+            "context_tokens": max(job.context_tokens, *prompts, 0),
             "blocks": self._num_blocks(),
             "tool": job.tool,
             "is_tool_running": bool(job.running),

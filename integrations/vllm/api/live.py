@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.resources
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +20,9 @@ from starlette.types import Receive, Scope, Send
 from agentkv.errors import AgentKVServerError
 
 from ..watch.job_view import sentence
-from .engine_client import EngineLink
+from .engine_client import JOBS_AT_ONCE, EngineLink
 
 INTERVAL_S = 1.0
-WATCHED_AT_ONCE = 64
-"""Jobs that the engine describes between two of its steps: about half a millisecond."""
 MAX_VIEWERS = 32
 """Streams that an API server process has open at once."""
 MAX_VIEWERS_OF_CLIENT = 8
@@ -121,24 +118,23 @@ class LiveHub:
         self._seen_s.clear()
 
     async def _add_rows(self, clients: list[str | None], answers: list[dict[str, Any]]) -> None:
-        """Have each engine describe the jobs that it has only named, in parts."""
-        named = [
-            {
-                (client, key): view["jobs"]
-                for client, view in zip(clients, answer["views"], strict=True)
-                for key in view.pop("more", ())
-            }
+        """Have each engine describe the jobs that it has named, a page at a time."""
+        views = [
+            (client, view)
             for answer in answers
+            for client, view in zip(clients, answer["views"], strict=True)
         ]
-        found: list[dict[Any, Any]] = [{} for _ in answers]
-        asked = [*dict.fromkeys(itertools.chain.from_iterable(named))]
-        for start in range(0, len(asked), WATCHED_AT_ONCE):
-            part = asked[start : start + WATCHED_AT_ONCE]
-            for known, rows in zip(found, await self._engine.call("watched", part), strict=True):
-                known.update(zip(part, rows, strict=True))
-        for own, known in zip(named, found, strict=True):
-            for pair, jobs in own.items():
-                jobs += [known[pair]] if known[pair] else []
+        asked = [*dict.fromkeys((client, key) for client, view in views for key in view["keys"])]
+        found: list[list[Any]] = [[] for _ in answers]
+        for start in range(0, len(asked), JOBS_AT_ONCE):
+            page = asked[start : start + JOBS_AT_ONCE]
+            for rows, more in zip(found, await self._engine.call("watched", page), strict=True):
+                rows += more
+        for rows, answer in zip(found, answers, strict=True):
+            known = dict(zip(asked, rows, strict=True))
+            for client, view in zip(clients, answer["views"], strict=True):
+                described = (known[client, key] for key in view.pop("keys"))
+                view["jobs"] = [job for job in described if job is not None]
 
     def _message(self, client: str | None, index: int, answers: list[dict[str, Any]]) -> bytes:
         """Encode what one client sees of each engine."""

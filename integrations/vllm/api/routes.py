@@ -26,6 +26,7 @@ from agentkv.protocol import JobKey, parse_tags, parse_tool_event
 
 from ..clients import Clients
 from .engine_client import (
+    JOBS_AT_ONCE,
     EngineLink,
     EngineUnavailableError,
     OperationFailedError,
@@ -52,8 +53,6 @@ MAX_EXPLAINED = 10
 """Jobs that one answer explains: 100 kB, asked for one by one."""
 LISTED_AT_ONCE = 2000
 """Keys of jobs that the engine hands over between two of its steps: about half a millisecond."""
-JOBS_AT_ONCE = 64
-"""Jobs that it describes, likewise."""
 EVENTS_AT_ONCE = 50
 """Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024

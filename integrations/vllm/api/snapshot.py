@@ -14,15 +14,14 @@ from typing import Any
 
 from agentkv.named_classes import label_of
 from agentkv.policies.jobs import Job
+from agentkv.protocol import JobKey
 
 from ..engine import seam
 from ..engine.scheduler import RetainingScheduler
-from .job_now import SHOWN_CHARS, JobNow, name_of
+from .job_now import SHOWN_CHARS, name_of
 
 MAX_JOBS = 256
 """Jobs named in a snapshot, those with a request in the engine and the last active first."""
-MAX_DESCRIBED = 12
-"""Jobs that are described in it: for the others the API server asks in parts."""
 MAX_SCANNED = 1000
 """Turns in the engine among which they are looked for."""
 MAX_EVENTS = 200
@@ -40,13 +39,14 @@ View = tuple[str | None, Mapping[str, float]]
 def live(
     scheduler: RetainingScheduler, stats: Mapping[str, Any], views: Sequence[View]
 ) -> dict[str, Any]:
-    """Describe the pool, the totals that `/stats` has, and for each view its jobs and events."""
+    """Describe the pool, the totals that `/stats` has, and for each view its events and the keys of
+    its jobs, for which the API server asks in parts."""
     retention, pins = scheduler.retention, scheduler.retention.pins
     engine = str(seam.engine_number(scheduler.vllm_config))
     log = scheduler.watchers.log
     now_s = log.now_s
     num = max(1, len(views))
-    most_events, most_described = MAX_EVENTS // num, MAX_DESCRIBED // num
+    most_events = MAX_EVENTS // num
     described = []
     for client, seen_s in views:
         since_s = seen_s.get(engine, now_s - HISTORY_S)
@@ -57,13 +57,10 @@ def live(
         num_own = pins.num_blocks if client is None else pins.num_blocks_of(client)
         described.append(
             {
-                "jobs": [
-                    JobNow(scheduler, job, client).as_watched() for job in jobs[:most_described]
-                ],
-                "more": [str(job.job_id) for job in jobs[most_described:]],
+                "keys": [str(job.job_id) for job in jobs],
                 "num_jobs": retention.jobs.num_of(client),
                 "held_by_others": max(0, pins.num_blocks - num_own),
-                "events": [_shown(name(key), event) for key, event in events],
+                "events": [_shown(scheduler, key, name(key), event) for key, event in events],
                 "events_left_out": num_left_out,
             }
         )
@@ -110,9 +107,13 @@ def _jobs_of(scheduler: RetainingScheduler, client: str | None, num_views: int) 
     return list(found.values())
 
 
-def _shown(job_id: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An event with its job."""
+def _shown(
+    scheduler: RetainingScheduler, key: JobKey, job_id: str, entry: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An event with its job, and the end of a job with its tokens."""
     shown = {"job_id": job_id, **entry}
+    if entry["event"] == "closed":
+        shown["tokens"] = scheduler.watchers.misses.tokens_of(key)
     command = entry.get("command")
     if command is not None:
         shown["command"] = command[:SHOWN_CHARS]

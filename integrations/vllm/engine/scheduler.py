@@ -20,7 +20,6 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from agentkv import events
 from agentkv.errors import TagError
 from agentkv.named_classes import label_of
 from agentkv.policies.base import Policy
@@ -184,7 +183,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         if job_id is None or prompt is None:
             order, num_tokens = next(self.retention.arrivals), request.num_prompt_tokens
             self.admission.request_arrived(name, order, num_tokens, client)
-            turn = None
         else:
             is_aside, priority = kind == "aside", request.priority
             turn = self.retention.turn_arrived(
@@ -193,7 +191,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             if self._limits_offloading:
                 num_tokens = self.retention.policy.offloaded_tokens(turn)
                 seam.limit_offloading(request, num_tokens)
-        self.stream.emit(events.RequestArrived, name, turn)
 
     # A step: places, then vLLM's own schedule(), then what it did
 
@@ -223,7 +220,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             request = self.requests[request_id]
             hit_tokens = request.num_computed_tokens - scheduled[request_id]
             self.retention.turn_admitted(request_id, hit_tokens=hit_tokens)
-            self.stream.emit(events.RequestAdmitted, request, hit_tokens)
         self._timer.step_scheduled(output, self.requests)
 
     def update_from_output(
@@ -329,7 +325,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             *(request.all_token_ids, request.num_prompt_tokens),
             None if self.pool.has_one_group else left.hit_tokens,
         )
-        self.stream.emit(events.RequestEnded, request, seam.num_computed_tokens(request))
         self.retention.turn_ended(
             request.request_id,
             is_finished_turn=seam.is_finished_turn(request),
@@ -399,7 +394,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _expire_while_idle(self) -> None:
         self.watchers.count_news()
         self.retention.do_what_is_due()
-        due_s = min(self.retention.next_due_s, self.watchers.ghost.due_s)
+        due_s = self.retention.next_due_s
         if due_s < math.inf:
             self.wake_at(due_s)
 

@@ -77,8 +77,7 @@ class RetentionManager:
 
     def start(self) -> None:
         """Read and predict in the background from now on, where anything is read."""
-        has_more = self.settings.show_prompts or self.settings.stock_ghost
-        if self.policy.uses_predictions or self.inference.is_on or has_more:
+        if self.policy.uses_predictions or self.inference.is_on or self.settings.show_prompts:
             self.worker.start()
 
     def close(self) -> None:
@@ -126,8 +125,8 @@ class RetentionManager:
         best = 0 if self.admission.shares.are_many else -MAX_PRIORITY
         job.priority = max(best, min(priority, MAX_PRIORITY))
         is_new = job.take_tags(tags, num_prompt_tokens, prompt.block_hashes)
-        turn = Turn(request_id, job, order, now_s, num_prompt_tokens, bool(tags.is_last_step))
-        turn.is_first = is_first
+        turn = Turn(request_id, job, order, now_s, num_prompt_tokens, job.num_turns)
+        turn.is_last_step, turn.is_first = bool(tags.is_last_step), is_first
         turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
         if not self._host.pool.has_one_group:
             turn.common_tokens = job.usable(turn.common_tokens)

@@ -1,6 +1,6 @@
 // The card of an engine: its pool, and a row for each job, which opens for its turns.
 
-import { Lane, laneImage, view } from "./lanes.js";
+import { Lane, SECONDS, TITLE, laneImage } from "./lanes.js";
 import { compact, count, element, listed, plural, seconds, setText, share, why } from "./words.js";
 
 const MAX_ROWS = 64;
@@ -13,15 +13,14 @@ const POOL = [
   ["free", "free"],
 ];
 const COLUMNS = ["job", "timeline", "state", "turn", "time", "tokens", "cached", "why"];
-const TITLES = { timeline: () => view.title };
+const TITLES = { timeline: TITLE };
 const NUMBERS = ["turn", "time", "tokens", "cached"];
 const TURN_COLUMNS = ["Turn", "Waited", "First token", "Took", "Prompt", "Cached", "Reply", "What came after"];
 
 export class EngineCard {
   // `turnsOf(jobId, engine)` gives a job's turns as /explain has them.
-  constructor(number, recorded, turnsOf) {
+  constructor(number, turnsOf) {
     this.number = number;
-    this.recorded = recorded;
     this.turnsOf = turnsOf;
     this.lanes = new Map(); // by job id
     this.over = new Map(); // by job id: how it ended
@@ -48,7 +47,7 @@ export class EngineCard {
     }
     this.table = element("table", "jobs");
     const head = element("thead");
-    head.append(headRow(COLUMNS.map((name) => [`c-${name}`, TITLES[name]?.() ?? name[0].toUpperCase() + name.slice(1)])));
+    head.append(headRow(COLUMNS.map((name) => [`c-${name}`, TITLES[name] ?? name[0].toUpperCase() + name.slice(1)])));
     this.body = element("tbody");
     this.table.append(element("caption", "unseen", `Jobs of engine ${number}`), head, this.body);
     this.none = element("p", "none");
@@ -68,13 +67,13 @@ export class EngineCard {
       if (event.event === "closed") this.over.set(event.job_id, event);
     }
     this.seen = engine.at_s;
-    for (const job of this.recorded ? [] : engine.jobs) {
+    for (const job of engine.jobs) {
       this.over.delete(job.job_id);
       this.laneOf(job.job_id).correct(job, engine.at_s);
     }
     for (const id of [...this.over.keys()].slice(0, -MAX_OVER)) this.over.delete(id);
     for (const [id, lane] of this.lanes) {
-      lane.forget(engine.at_s - view.seconds);
+      lane.forget(engine.at_s - SECONDS);
       if (!lane.spans.length) this.lanes.delete(id);
     }
     return fresh;
@@ -105,13 +104,13 @@ export class EngineCard {
   }
 
   drawRows(engine, wanted) {
-    const over = this.recorded ? [] : [...this.over.values()].reverse().map((end) => ({ ...end, state: "over", turn: end.turns, why: end.text.replace(/^over after [^:]*: /, "") }));
+    const over = [...this.over.values()].reverse().map((end) => ({ ...end, state: "over", turn: end.turns, why: end.text.replace(/^over after [^:]*: /, "") }));
     const jobs = [...engine.jobs, ...over].filter((job) => matches(job, wanted));
     const place = new Map([...this.rows.keys()].map((id, index) => [id, index]));
     const rank = (job) => ["evicted", "over"].indexOf(job.state);
     const since = (job) => (job.state === "over" ? -job.at_s : (place.get(job.job_id) ?? 1e9));
-    if (!this.recorded) jobs.sort((a, b) => rank(a) - rank(b) || since(a) - since(b));
-    const shown = this.recorded ? jobs : jobs.slice(0, MAX_ROWS);
+    jobs.sort((a, b) => rank(a) - rank(b) || since(a) - since(b));
+    const shown = jobs.slice(0, MAX_ROWS);
     const rows = new Map(shown.map((job) => [job.job_id, this.rows.get(job.job_id) ?? this.makeRow(job.job_id)]));
     shown.forEach((job) => this.fill(rows.get(job.job_id), job, engine.at_s));
     const nodes = [...rows.values()].flatMap((row) => (row.detail.hidden ? [row.row] : [row.row, row.detail]));
@@ -159,8 +158,8 @@ export class EngineCard {
     setText(row.name, job.state);
     setText(cells.turn, job.turn);
     setText(cells.time, seconds(job.took_s));
-    setText(cells.tokens, job.tokens === undefined ? "" : compact(job.tokens));
-    setText(cells.cached, share(job.hit_tokens, job.prompt_tokens));
+    setText(cells.tokens, job.context_tokens === undefined ? "" : compact(job.context_tokens));
+    setText(cells.cached, share(job.tokens.later_hit_tokens, job.tokens.later_prompt_tokens));
     setText(cells.why, why(job));
     cells.why.title = cells.why.textContent;
     const isOpen = this.opened.has(job.job_id);
@@ -172,12 +171,10 @@ export class EngineCard {
   }
 
   async open(row, job) {
-    const about = element("p", "", listed([`${plural(job.turn, "turn")} in ${seconds(job.took_s)}`, job.prompt_tokens ? `${share(job.hit_tokens, job.prompt_tokens)} of later prompts cached` : "", job.parent_job_id ? `spawned by ${job.parent_job_id}` : ""]));
-    if (!this.recorded) {
-      const link = element("a", "", "link to this job");
-      link.href = `?job=${encodeURIComponent(job.job_id)}`;
-      about.append(" · ", link);
-    }
+    const about = element("p", "", listed([`${plural(job.turn, "turn")} in ${seconds(job.took_s)}`, job.tokens.later_prompt_tokens ? `${share(job.tokens.later_hit_tokens, job.tokens.later_prompt_tokens)} of later turns’ prompts cached` : "", job.parent_job_id ? `spawned by ${job.parent_job_id}` : ""]));
+    const link = element("a", "", "link to this job");
+    link.href = `?job=${encodeURIComponent(job.job_id)}`;
+    about.append(" · ", link);
     let turns;
     try {
       turns = turnTable(await this.turnsOf(job, this.number));

@@ -2,7 +2,8 @@
 
 export const STATES = ["running", "tool", "held", "waiting", "evicted"];
 const TOP = { held: 5, evicted: 8 }; // where a state's band begins, of 10: shape tells them apart, too
-export const view = { seconds: 120, title: "Last two minutes" }; // what lanes are drawn over
+export const SECONDS = 120; // that lanes are drawn over
+export const TITLE = "Last two minutes";
 export const SVG = "http://www.w3.org/2000/svg";
 const AFTER = {
   arrival: "waiting",
@@ -37,7 +38,7 @@ export class Lane {
 
   // What the engine says now counts, where events were left out or are not kept.
   correct(job, at) {
-    if (this.state !== job.state) this.set(job.state, at - Math.min(job.for_s, view.seconds));
+    if (this.state !== job.state) this.set(job.state, at - Math.min(job.for_s, SECONDS));
   }
 
   set(state, at) {
@@ -60,7 +61,7 @@ export class Lane {
   sums(now) {
     const sums = {};
     for (const { state, from, to } of this.spans) {
-      const seconds = (to ?? now) - Math.max(from, now - view.seconds);
+      const seconds = (to ?? now) - Math.max(from, now - SECONDS);
       if (seconds > 0) sums[state] = (sums[state] ?? 0) + seconds;
     }
     return sums;
@@ -68,7 +69,7 @@ export class Lane {
 
   // One path for each state, and a line where a turn arrived, in seconds from the window's start.
   draw(svg, now) {
-    const start = now - view.seconds;
+    const start = now - SECONDS;
     const paths = Object.fromEntries(STATES.map((state) => [state, ""]));
     for (const { state, from, to } of this.spans) {
       const x = Math.max(0, from - start);
@@ -90,14 +91,14 @@ export class Lane {
     });
     svg.replaceChildren(...shapes, ...lines);
     const parts = Object.entries(this.sums(now)).map(([state, s]) => `${state} ${s.toFixed(1)} s`);
-    svg.setAttribute("aria-label", `${view.title.toLowerCase()}: ${parts.join(", ") || "nothing"}`);
+    svg.setAttribute("aria-label", `${TITLE.toLowerCase()}: ${parts.join(", ") || "nothing"}`);
   }
 }
 
 export function laneImage() {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("class", "lane");
-  svg.setAttribute("viewBox", `0 0 ${view.seconds} 10`);
+  svg.setAttribute("viewBox", `0 0 ${SECONDS} 10`);
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   return svg;

@@ -1,19 +1,17 @@
-// The page: a stream of snapshots, drawn, or the one snapshot that a file written by `agentkv record`
-// or `agentkv report` holds. All text of jobs is set as text, never as HTML.
+// The page: a stream of snapshots, drawn. All text of jobs is set as text, never as HTML.
 
 import { Curves, MEAN_S, TurnTimes, curveImage, drawCurves, ratio } from "./curves.js";
 import { EngineCard } from "./jobs.js";
-import { STATES, view } from "./lanes.js";
+import { STATES } from "./lanes.js";
 import { Stream } from "./stream.js";
 import { WASTED, count, decision, element, listed, plural, seconds, setText, share, sum } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
-const recorded = byId("record") && JSON.parse(byId("record").textContent);
-const MAX_DECISIONS = recorded ? 1000 : 100;
+const MAX_DECISIONS = 100;
 
 // Figures
 
-const curves = recorded ? null : new Curves();
+const curves = new Curves();
 const times = new TurnTimes();
 const TOTALS = [
   ["ttft", "First token"],
@@ -55,7 +53,7 @@ function totalsOf(engines) {
   const all = (pick) => engines.reduce((total, engine) => total + (pick(engine.stats) ?? 0), 0);
   const lost = {};
   for (const { stats } of engines) {
-    for (const [reason, n] of Object.entries(stats.savings?.recomputed_tokens ?? {})) lost[reason] = (lost[reason] ?? 0) + n;
+    for (const [reason, n] of Object.entries(stats.tokens.recomputed_tokens)) lost[reason] = (lost[reason] ?? 0) + n;
   }
   const worst = Object.entries(lost).sort((a, b) => b[1] - a[1])[0];
   const returned = all((stats) => stats.pin_ends_total?.returned);
@@ -64,14 +62,14 @@ function totalsOf(engines) {
   const predicted = all((stats) => sum(stats.predictions_total));
   const known = engines.flatMap((engine) => engine.jobs);
   const states = STATES.map((state) => [known.filter((job) => job.state === state).length, state]);
-  const jobs = recorded ? known.length : engines.reduce((total, engine) => total + engine.num_jobs, 0);
+  const jobs = engines.reduce((total, engine) => total + engine.num_jobs, 0);
   const more = jobs - known.length;
-  const over = recorded ? "" : [...cards.values()].reduce((total, card) => total + card.over.size, 0);
+  const over = [...cards.values()].reduce((total, card) => total + card.over.size, 0);
   const note = [...states, [more, "more"]].filter(([n]) => n > 0).map(([n, state]) => `${count(n)} ${state}`);
   return {
-    ...(curves && speedOf()),
-    jobs: [jobs, count(jobs), listed(note) || (recorded ? "in this log" : over ? "the last ones are over" : "none seen yet")],
-    twice: engines.some(({ stats }) => stats.savings) && [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
+    ...speedOf(),
+    jobs: [jobs, count(jobs), listed(note) || (over ? "the last ones are over" : "none seen yet")],
+    twice: [sum(lost), count(sum(lost)), worst && worst[1] ? `most: ${worst[0].replaceAll("_", " ")}` : "none"],
     pins: [returned, share(returned, returned + wasted), `${count(returned)} of ${count(returned + wasted)}`],
     predictor: predicted && [within, share(within, predicted), `${count(within)} of ${plural(predicted, "tool")} up to p90`],
   };
@@ -107,25 +105,15 @@ function drawTotals(engines) {
   }
 }
 
-// What the cache gave, beside what stock's would have given; without a ghost, what it gave.
+// The one hit rate: of all later turns' prompt tokens, those found in the cache.
 function drawHeadline(engines) {
-  const all = (pick) => engines.reduce((total, engine) => total + (pick(engine.stats) ?? 0), 0);
-  const later = (name) => all((stats) => sum(stats[name]) - (stats[name]?.["1"] ?? 0));
-  const compared = all((stats) => stats.savings?.compared_tokens);
-  const prompts = compared || later("prompt_tokens_total");
-  const hits = compared ? all((stats) => stats.savings?.compared_hit_tokens) : later("hit_tokens_total");
-  const stock = all((stats) => stats.savings?.stock_hit_tokens);
-  const gainedS = all((stats) => stats.savings?.gained_engine_s);
+  const all = (name) => engines.reduce((total, engine) => total + engine.stats.tokens[name], 0);
+  const [hits, prompts] = [all("later_hit_tokens"), all("later_prompt_tokens")];
   byId("headline").hidden = !prompts;
   byId("total-hits").value = String(hits);
   setText(byId("total-hits"), share(hits, prompts));
-  const times = stock ? hits / stock : 0;
-  setText(byId("times"), compared && times >= 1.1 ? `${times.toFixed(1)} times stock’s` : "");
   byId("meter-hits").style.width = `${(100 * hits) / prompts}%`;
-  byId("meter-stock").style.width = `${(100 * stock) / prompts}%`;
-  byId("meter-stock").parentNode.hidden = !compared;
-  setText(byId("note-stock"), compared ? `stock vLLM: about ${share(stock, compared)}` : "not compared with stock vLLM");
-  setText(byId("note-hits"), compared ? `${seconds(Math.abs(gainedS))} of engine time ${gainedS < 0 ? "lost" : "won"}, of ${count(compared)} prompt tokens` : "");
+  setText(byId("note-hits"), `${count(hits)} of ${count(prompts)} tokens since the start`);
 }
 
 // Decisions: a line for each hold, from its start to its end, and for each other one
@@ -160,8 +148,8 @@ function drawDecisions(wanted, kind) {
   const shown = decisions.filter((each) => (!kind || each.kind === kind) && (!wanted || each.job.toLowerCase().includes(wanted)));
   const items = shown.map((each) => {
     const item = element("li", each.isLoss ? "loss" : "");
-    const time = element("time", "", recorded ? `${each.at_s.toFixed(1)} s` : new Date(each.atMs).toLocaleTimeString([], { hour12: false }));
-    time.dateTime = recorded ? `PT${each.at_s}S` : new Date(each.atMs).toISOString();
+    const time = element("time", "", new Date(each.atMs).toLocaleTimeString([], { hour12: false }));
+    time.dateTime = new Date(each.atMs).toISOString();
     const who = element("span", "who", each.job);
     who.title = who.textContent;
     item.append(time, who, element("span", "what", each.text));
@@ -201,7 +189,7 @@ function take(name, snapshot) {
   latest = snapshot;
   for (const engine of snapshot.engines) {
     if (!cards.has(engine.engine)) {
-      const card = new EngineCard(engine.engine, Boolean(recorded), turnsOf);
+      const card = new EngineCard(engine.engine, turnsOf);
       card.redraw = draw;
       if (stream.job) card.opened.add(stream.job);
       cards.set(engine.engine, card);
@@ -211,12 +199,11 @@ function take(name, snapshot) {
     times.take(engine, fresh);
     noteDecisions(engine, fresh);
   }
-  curves?.take(snapshot.engines);
+  curves.take(snapshot.engines);
   if (!isPaused) draw();
 }
 
 async function turnsOf(job, engine) {
-  if (recorded) return job.turns;
   const response = await stream.fetch(`explain?job=${encodeURIComponent(job.job_id)}`, job.job_id);
   if (!response.ok) throw new Error(response.status === 404 ? "No turn of it has run yet." : `The server answers ${response.status}.`);
   const { jobs } = await response.json();
@@ -237,16 +224,11 @@ function say(state, problem) {
   if (!isAsking) byId("ask").hidden = true;
 }
 
-function showRecord() {
-  const starts = recorded.engines.map((engine) => engine.at_s - engine.events[0].at_s);
-  Object.assign(view, { seconds: Math.max(1, ...starts), title: `Over ${seconds(Math.max(...starts))}` });
-  setText(byId("server"), recorded.title);
-  byId("summary").replaceChildren(...recorded.summary.split("\n").map((line) => element("div", "", line || " ")));
-  byId("about").hidden = !recorded.summary;
-  byId("pause").hidden = true;
-  say(recorded.written, "");
-  take("snapshot", recorded);
-}
+byId("replay").textContent = `agentkv replay ${location.origin}`;
+byId("copy").addEventListener("click", () => {
+  getSelection().selectAllChildren(byId("replay")); // also where the browser gives no clipboard
+  navigator.clipboard?.writeText(byId("replay").textContent);
+});
 
 // By the system, light or dark; kept for this server's pages, where the browser keeps anything
 
@@ -256,10 +238,10 @@ function setTheme(theme) {
   setText(byId("theme"), `◐ ${theme}`);
   byId("theme").setAttribute("aria-label", `Theme: ${theme}`);
 }
-setTheme(recorded ? "auto" : (localStorage.getItem("agentkv-theme") ?? "auto"));
+setTheme(localStorage.getItem("agentkv-theme") ?? "auto");
 byId("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
-  if (!recorded) localStorage.setItem("agentkv-theme", document.documentElement.dataset.theme);
+  localStorage.setItem("agentkv-theme", document.documentElement.dataset.theme);
 });
 
 const stream = new Stream("live", take, say);
@@ -279,8 +261,5 @@ byId("find").value = stream.job ?? "";
 byId("find").addEventListener("input", draw);
 byId("kind").addEventListener("change", draw);
 // Nobody looks at a hidden tab: the server need not send.
-if (recorded) showRecord();
-else {
-  document.addEventListener("visibilitychange", () => (document.hidden ? stream.stop() : stream.start()));
-  stream.start();
-}
+document.addEventListener("visibilitychange", () => (document.hidden ? stream.stop() : stream.start()));
+stream.start();

@@ -1,5 +1,4 @@
-"""Counters of what happens to jobs, and of what is saved: totals for `/v1/agentkv/stats`, deltas
-for Prometheus.
+"""Counters of what happens to jobs: totals for `/v1/agentkv/stats`, deltas for Prometheus.
 
 A watcher of the engine process, which holds the truth. API servers add up the deltas that they
 receive with vLLM's scheduler stats. `COUNTERS` and `HISTOGRAMS` are the one place to declare one.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agentkv.events import (
@@ -26,9 +24,7 @@ from agentkv.events import (
     ToolMeasured,
     Unpinned,
 )
-from agentkv.policies.pins import HOLD_ENDS, MISS_REASONS, MissReason
-
-from .ghost import Compared
+from agentkv.policies.pins import HOLD_ENDS, MISS_REASONS
 
 TURN_LABELS = ("1", "1", "2", *["3-5"] * 3, *["6-10"] * 5, "11+")
 """By a turn's number, the label of its range; that of the last counts for all later turns."""
@@ -97,11 +93,6 @@ COUNTERS: Mapping[str, CounterSpec] = {
     ),
     "listener_faults_total": CounterSpec("Calls of KV listeners that raised an exception."),
     "listener_drops_total": CounterSpec("KV frees that a listener missed."),
-    "stock_hit_tokens_total": CounterSpec(
-        "Prompt tokens of later turns that stock would have found, about, as a ghost plays them."
-    ),
-    "compared_tokens_total": CounterSpec("Prompt tokens of the later turns that were played so."),
-    "compared_hit_tokens_total": CounterSpec("Of these, tokens that were found in the cache."),
     "recomputed_tokens_total": CounterSpec(
         "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
     ),
@@ -114,12 +105,6 @@ HISTOGRAMS: Mapping[str, str] = {
     "first_turn_wait_seconds": "Waits of turns that open a job, from arrival to their blocks.",
     "continuing_turn_wait_seconds": "Waits of all other turns, from arrival to their blocks.",
 }
-
-SAVINGS_SERIES = (
-    *("compared_tokens_total", "compared_hit_tokens_total"),
-    *("stock_hit_tokens_total", "recomputed_tokens_total"),
-)
-"""Counters that `/stats` shows as one object, `savings`."""
 
 
 class Counters:
@@ -150,7 +135,7 @@ class Counters:
         which = "first_turn" if turn.is_first else "continuing_turn"
         self.observe(f"{which}_wait_seconds", event.waited_s)
         if not turn.is_side_request:
-            number = TURN_LABELS[min(turn.job.num_turns, LAST_LABELLED)]
+            number = TURN_LABELS[min(turn.number, LAST_LABELLED)]
             pending["prompt_tokens_total", "turn", number] += turn.num_prompt_tokens
             pending["hit_tokens_total", "turn", number] += turn.hit_tokens
 
@@ -267,65 +252,3 @@ class StepStats:
             "mean_kv_cache_usage": self._usage / num,
             "max_kv_cache_usage": self._max_usage,
         }
-
-
-@dataclass(slots=True)
-class Savings:
-    """The sums of one job, or of all."""
-
-    expected_tokens: int = 0
-    """Tokens of prompts that earlier turns of the same job had left in the cache."""
-    compared_tokens: int = 0
-    """Prompt tokens of later turns that the ghost of stock's cache has played so far."""
-    compared_hit_tokens: int = 0
-    """Of them, tokens found in the cache."""
-    stock_hit_tokens: int = 0
-    """Of them, tokens that stock would have found, about."""
-    gained_engine_s: float = 0.0
-    """Seconds of engine time that computing the difference would have taken; below 0 if stock
-    would have found more."""
-    recomputed_tokens: dict[MissReason, int] = field(
-        default_factory=lambda: dict.fromkeys(MISS_REASONS, 0)
-    )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sums as plain data."""
-        return {
-            "expected_tokens": self.expected_tokens,
-            "compared_tokens": self.compared_tokens,
-            "compared_hit_tokens": self.compared_hit_tokens,
-            "stock_hit_tokens": self.stock_hit_tokens,
-            "gained_engine_s": round(self.gained_engine_s, 6),
-            "recomputed_tokens": dict(self.recomputed_tokens),
-        }
-
-
-class SavingsTally:
-    """Adds to a job's sums, to those of all jobs and to the Prometheus series."""
-
-    def __init__(self, counters: Counters) -> None:
-        self.total = Savings()
-        self._counters = counters
-
-    def add_expected(self, job: Savings, num_tokens: int) -> None:
-        """Count the tokens that a turn was expected to find."""
-        for savings in (job, self.total):
-            savings.expected_tokens += num_tokens
-
-    def add_compared(self, job: Savings, compared: Compared) -> None:
-        """Count a later turn that was played as stock would have run it."""
-        _, prompt_tokens, hit_tokens, stock_hit_tokens, engine_s = compared
-        for savings in (job, self.total):
-            savings.compared_tokens += prompt_tokens
-            savings.compared_hit_tokens += hit_tokens
-            savings.stock_hit_tokens += stock_hit_tokens
-            savings.gained_engine_s += engine_s
-        self._counters.add("compared_tokens_total", amount=prompt_tokens)
-        self._counters.add("compared_hit_tokens_total", amount=hit_tokens)
-        self._counters.add("stock_hit_tokens_total", amount=stock_hit_tokens)
-
-    def add_miss(self, job: Savings, reason: MissReason, num_tokens: int) -> None:
-        """Count tokens that are computed again."""
-        for savings in (job, self.total):
-            savings.recomputed_tokens[reason] += num_tokens
-        self._counters.add("recomputed_tokens_total", "reason", reason, num_tokens)

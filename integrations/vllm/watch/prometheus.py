@@ -37,8 +37,6 @@ _GAUGES: Mapping[str, str] = {
     "running_kv_perc": "Share that is in use and not reclaimable.",
     "live_jobs": "Jobs that the engine remembers.",
     "under_pressure": "1 while requests are in the engine and memory has run short lately.",
-    "gained_engine_seconds": "Seconds of engine time that stock would have taken more, so far, "
-    "to compute what later turns found in the cache; below 0 if it would have found more.",
 }
 
 # Tools run from milliseconds (ls) to an hour (a build): about three buckets a decade.

@@ -15,7 +15,6 @@ from agentkv.watchers import EventStream, Watcher, make_watcher
 from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
-from .ghost import StockGhost
 from .listeners import Listeners
 from .load_reports import RecentWaits
 from .log import EventLog, open_writer
@@ -52,7 +51,6 @@ class Watchers:
         self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
         shows_prompts = settings.show_prompts
         self.misses = MissWatcher(host, counters, stream, worker, shows_prompts=shows_prompts)
-        self.ghost = StockGhost(host, retention.costs, worker, about["max_num_seqs"])
         self.waits = RecentWaits()
         self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:
@@ -60,8 +58,6 @@ class Watchers:
         except InputError as error:
             raise SettingsError(f"setting 'watchers': {error}") from error
         asked_for: list[object] = [_spans()] if has_tracing else []
-        if settings.stock_ghost:
-            asked_for.append(self.ghost)
         if settings.listeners:
             asked_for.append(self.listeners)
         if self.log.is_on:
@@ -72,9 +68,6 @@ class Watchers:
     def count_news(self) -> None:
         """Count what other threads have found, on the main thread. O(1) if that is nothing."""
         self.listeners.count_news()
-        self.ghost.play_if_due()
-        while self.ghost.compared:
-            self.misses.add_compared(self.ghost.compared.popleft())
 
     def close(self) -> None:
         """Write and deliver what must outlive the engine."""
@@ -177,7 +170,6 @@ class Gauges:
             "running_kv_perc": usage - reclaimable,
             "live_jobs": len(scheduler.retention.jobs),
             "under_pressure": int(self.is_under_pressure),
-            "gained_engine_seconds": scheduler.watchers.misses.tally.total.gained_engine_s,
         }
         # also with one engine: those of a dense model do not know that there are others
         return {"gauges": gauges, "report": self.load_report(), **counters.take_delta()}

@@ -34,10 +34,10 @@ from agentkv.watchers import EventStream
 
 from ..retention import Host
 from ..retention.background import BackgroundWorker
-from .counters import Counters, Savings, SavingsTally
+from .counters import Counters
 from .divergence import Difference
 from .explanations import Miss
-from .ghost import Compared
+from .job_view import JobTokens
 
 MAX_JOBS = 20_000
 """Jobs remembered, of 500 to 1,100 bytes each."""
@@ -98,9 +98,9 @@ class LeftContext:
 
 @dataclass(slots=True)
 class JobRecord:
-    """The sums of one job, and what its last turn left."""
+    """The tokens of one job, and what its last turn left."""
 
-    savings: Savings = field(default_factory=Savings)
+    tokens: JobTokens = field(default_factory=JobTokens)
     left: LeftContext | None = None
     cache_keys: object = None
     """Of the turn that was admitted last."""
@@ -134,7 +134,9 @@ class MissWatcher:
         shows_prompts: bool = False,
     ) -> None:
         """`worker` decodes what prompts differ in, if they may be shown."""
-        self.tally = SavingsTally(counters)
+        self.total = JobTokens()
+        """Of all jobs."""
+        self._counters = counters
         self._host = host
         self._emit = stream.emit
         self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
@@ -211,7 +213,10 @@ class MissWatcher:
             return
         record = self._record_of(event.job_id)
         record.cache_keys = expected.cache_keys
-        self.tally.add_expected(record.savings, expected.tokens)
+        for tokens in (record.tokens, self.total):
+            tokens.expected_tokens += expected.tokens
+            if not turn.is_side_request:
+                tokens.add_prompt(turn.num_prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
         miss = None
         if turn.hit_tokens < expected.tokens:
             miss = self._miss(record, turn, expected)
@@ -224,10 +229,10 @@ class MissWatcher:
         num_gone = max(0, expected.common_tokens - found)
         num_diverged = max(0, expected.tokens - max(expected.common_tokens, found))
         if num_diverged:
-            self.tally.add_miss(record.savings, "diverged", num_diverged)
+            self._add_miss(record, "diverged", num_diverged)
         gone = self._gone(turn, expected, num_gone) if num_gone else None
         if gone is not None:
-            self.tally.add_miss(record.savings, gone.reason, num_gone)
+            self._add_miss(record, gone.reason, num_gone)
         if num_diverged <= num_gone:
             return gone
         miss = Miss("diverged", num_diverged, dict(expected.divergence or {}))
@@ -240,6 +245,11 @@ class MissWatcher:
             forget = partial(self._compared.discard, key)
             self._worker.do(describe, turn.job.client, can_wait=True, or_else=forget)
         return miss
+
+    def _add_miss(self, record: JobRecord, reason: MissReason, num_tokens: int) -> None:
+        for tokens in (record.tokens, self.total):
+            tokens.recomputed_tokens[reason] += num_tokens
+        self._counters.add("recomputed_tokens_total", "reason", reason, num_tokens)
 
     def _describe(self, miss: Miss, difference: Difference, key: tuple[int, int]) -> None:
         self._compared.discard(key)
@@ -270,7 +280,7 @@ class MissWatcher:
         num_tokens = turn.num_prompt_tokens - event.hit_tokens
         if record is not None and num_tokens > 0:
             reason: MissReason = "reset" if turn.was_reset else "pressure"
-            self.tally.add_miss(record.savings, reason, num_tokens)
+            self._add_miss(record, reason, num_tokens)
 
     # A turn ends, and what it left is let go
 
@@ -279,6 +289,8 @@ class MissWatcher:
         if turn.is_side_request:
             return
         record = self._record_of(event.job_id)
+        for tokens in (record.tokens, self.total):
+            tokens.output_tokens += event.output_tokens
         self._forget_prompt(event.job_id)
         ttl, job = turn.ttl, turn.job
         token_ids = context.token_ids if self._shows_prompts else ()
@@ -336,16 +348,12 @@ class MissWatcher:
     def on_cache_reset(self, event: CacheReset) -> None:
         self._reset_s = self._host.clock()
 
-    def add_compared(self, compared: Compared) -> None:
-        """A turn has been played as stock would have run it."""
-        self.tally.add_compared(self._record_of(compared.job_id).savings, compared)
-
     # What is shown
 
-    def savings_of(self, job_id: str) -> Savings:
-        """The sums of a job; zeros for one that is not remembered."""
+    def tokens_of(self, job_id: str) -> dict[str, Any]:
+        """The tokens of a job as plain data; zeros for one that is not remembered."""
         record = self._jobs.get(JobKey.read(job_id))
-        return Savings() if record is None else record.savings
+        return (JobTokens() if record is None else record.tokens).as_dict()
 
     def knows(self, job_id: JobKey) -> bool:
         """True if a turn of the job was admitted, and it is remembered."""
@@ -355,7 +363,7 @@ class MissWatcher:
         """Of a client's jobs (None: of all) among the MAX_COMPARED last active ones, those that
         computed the most tokens again."""
         found = [
-            (sum(record.savings.recomputed_tokens.values()), key)
+            (sum(record.tokens.recomputed_tokens.values()), key)
             for key, record in islice(reversed(self._jobs.items()), MAX_COMPARED)
             if client is None or key.client == client
         ]

@@ -39,14 +39,14 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     first, second = job.turns
     assert (first.arrived_s, first.started_s, first.ended_s) == (1.0, 1.5, 2.0)
     assert (second.prompt_tokens, second.hit_tokens, second.lost_tokens) == (160, 80, 32)
-    assert [turn.is_continuing for turn in job.turns] == [False, True]
+    assert [turn.is_later for turn in job.turns] == [False, True]
     (bubble,) = job.bubbles
     assert (bubble.seconds, bubble.tool_s, bubble.queued_s) == pytest.approx((3.25, 3.0, 0.25))
     assert [pin.end for pin in job.holds] == ["returned", "released"]
     assert job.holds[0].block_seconds == pytest.approx(7 * 3.25)
     (ran,) = job.tools
     assert (ran.name, ran.started_s, ran.ended_s) == ("pytest", 2.1, 4.9)
-    assert job.hits() == (160, 80)
+    assert (job.tokens.later_prompt_tokens, job.tokens.later_hit_tokens) == (160, 80)
     rows = job.rows()
     assert [(row["waited_s"], row["took_s"], row["gap_s"]) for row in rows] == [
         *((0.5, 1.0, 3.0), (0.25, 1.0, None)),

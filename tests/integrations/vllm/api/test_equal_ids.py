@@ -35,7 +35,8 @@ def names_in_answers(engine: Engine, viewer: str | None) -> list[set[str]]:
     (view,) = ask("live", [[viewer, {}]])["views"]
     counts = ask("event_counts", viewer)
     events = ask("events", [(key, 0, number) for key, number in counts], -1.0, viewer)
-    rows = (ask("jobs", viewer, keys), ask("explain", viewer, keys), view["jobs"], view["events"])
+    watched = ask("watched", [(viewer, key) for key in view["keys"]])
+    rows = (ask("jobs", viewer, keys), ask("explain", viewer, keys), watched, view["events"])
     return [set(events["jobs"]), *({row["job_id"] for row in each} for each in rows)]
 
 

@@ -29,7 +29,7 @@ def engine(number: int = 0) -> dict[str, Callable[..., Any]]:
     """An engine that shows each client one job, named after it."""
 
     def answer(views: Sequence[Any]) -> dict[str, Any]:
-        seen = [{"jobs": [{"job_id": f"job of {client}"}]} for client, _ in views]
+        seen = [{"keys": [], "whose": client} for client, _ in views]
         return {"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "views": seen}
 
     return {"live": answer}
@@ -107,7 +107,7 @@ async def test_a_snapshot_names_each_engine() -> None:
     assert name == "snapshot"
     assert [each["engine"] for each in snapshot["engines"]] == [0, 1]
     assert all(each["pool"] == {"blocks": 9} for each in snapshot["engines"])
-    assert all("views" not in each and len(each["jobs"]) == 1 for each in snapshot["engines"])
+    assert all("views" not in each and each["jobs"] == [] for each in snapshot["engines"])
 
 
 async def test_jobs_that_an_engine_only_names_are_asked_for() -> None:
@@ -115,7 +115,7 @@ async def test_jobs_that_an_engine_only_names_are_asked_for() -> None:
 
     def naming(*names: str) -> dict[str, Callable[..., Any]]:
         def live(views: Sequence[Any]) -> dict[str, Any]:
-            seen = [{"jobs": [{"job_id": "0"}], "more": [*names]} for _ in views]
+            seen = [{"keys": [*names]} for _ in views]
             return {"engine": 0, "at_s": 7.0, "views": seen}
 
         def watched(asked: Sequence[Any]) -> list[Any]:
@@ -126,8 +126,8 @@ async def test_jobs_that_an_engine_only_names_are_asked_for() -> None:
     async with server(naming("a", "b", "gone"), naming("c", "b")) as (watch, _):
         _, snapshot = await watch().next()
     shown = [[job["job_id"] for job in each["jobs"]] for each in snapshot["engines"]]
-    assert shown == [["0", "a", "b"], ["0", "c", "b"]]
-    assert all("more" not in each for each in snapshot["engines"])
+    assert shown == [["a", "b"], ["c", "b"]]
+    assert all("keys" not in each for each in snapshot["engines"])
 
 
 async def test_all_viewers_share_one_call() -> None:
@@ -161,8 +161,8 @@ async def test_a_key_sees_its_own_jobs_and_the_admin_key_all(
         ids = []
         for key in ("one", "two", "root"):
             _, snapshot = await watch(key).next()
-            ids.append(snapshot["engines"][0]["jobs"][0]["job_id"])
-    assert ids[2] == "job of None"
+            ids.append(snapshot["engines"][0]["whose"])
+    assert ids[2] is None
     assert len(set(ids)) == 3
 
 

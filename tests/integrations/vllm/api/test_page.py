@@ -27,13 +27,24 @@ EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='h
 STATES = ("running", "waiting", "tool", "held", "evicted")
 
 
+def tokens(prompts: int, hits: int) -> dict[str, int]:
+    """Those of later turns."""
+    return {"later_prompt_tokens": prompts, "later_hit_tokens": hits}
+
+
 def job(job_id: str, state: str, **fields: Any) -> dict[str, Any]:
     return {
         **{"job_id": job_id, "parent_job_id": None, "state": state, "for_s": 1.5, "why": None},
-        **{"held_back": False, "turn": 3, "expected_turns": 9, "tokens": 4096, "blocks": 12},
+        **{"held_back": False, "turn": 3, "expected_turns": 9, "context_tokens": 4096},
         **{"tool": "pytest", "command": "pytest -q", "is_tool_running": False},
         **{"predicted_speed": "slow", "predicted_p50_s": 8.0, "predicted_p90_s": 30.0},
-        **{"took_s": 33.0, "prompt_tokens": 9000, "hit_tokens": 6300, "ttl_left_s": None, **fields},
+        **{
+            "took_s": 33.0,
+            "blocks": 12,
+            "tokens": tokens(9000, 6300),
+            "ttl_left_s": None,
+            **fields,
+        },
     }
 
 
@@ -41,7 +52,7 @@ def event(at_s: float, name: str, job_id: str, **details: Any) -> dict[str, Any]
     return {"job_id": job_id, "event": name, "at_s": at_s, **details}
 
 
-OVER = {"turns": 7, "took_s": 61.0, "prompt_tokens": 1000, "hit_tokens": 800}
+OVER = {"turns": 7, "took_s": 61.0, "tokens": tokens(1000, 800)}
 MISS = {"tokens": 200, "why": "evicted", "advice": "run fewer jobs"}
 TURNS = [
     {
@@ -70,17 +81,15 @@ class Engine:
         self.at_s += 1.0
         events, self.events = self.events, []
         view = {
-            **{"jobs": self.jobs, "num_jobs": len(self.jobs), "held_by_others": 5},
+            "keys": [job["job_id"] for job in self.jobs],
+            **{"num_jobs": len(self.jobs), "held_by_others": 5},
             **{"events": events, "events_left_out": 0},
         }
         pool = {"blocks": 100, "block_tokens": 32, "running": 40, "held": 25, "cached": 15}
-        savings = {
-            **{"compared_tokens": 2000, "compared_hit_tokens": 1500},
-            **{"stock_hit_tokens": 500, "gained_engine_s": 2.5},
-            "recomputed_tokens": {"pressure": 40, "diverged": 2},
-        }
+        recomputed = {"pressure": 40, "diverged": 2}
         stats = {
-            **{"is_under_pressure": True, "savings": savings, "num_running": 2, "num_waiting": 3},
+            **{"is_under_pressure": True, "num_running": 2, "num_waiting": 3},
+            "tokens": {**tokens(2000, 1500), "recomputed_tokens": recomputed},
             "finished_turns_total": {"first": 4, "later": 10},
             "ttft_seconds_total": {"first": 8.0, "later": 5.0},
             "turn_seconds_total": {"first": 16.0, "later": 30.0},
@@ -99,9 +108,12 @@ class Engine:
     def answers(self) -> dict[str, Callable[..., Any]]:
         return {
             "live": self.live,
+            "watched": lambda asked: [
+                next((job for job in self.jobs if job["job_id"] == key), None) for _, key in asked
+            ],
             "keys_to_explain": lambda client, job_id, worst: [job_id],
             "explain": lambda client, keys: [
-                {"job_id": key, "savings": {}, "turns": TURNS} for key in keys
+                {"job_id": key, "tokens": {}, "turns": TURNS} for key in keys
             ],
         }
 
@@ -176,8 +188,8 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         ]
         title = "Of 2 later, 1 first turns that ended in the last 5 minutes"
         assert page.get_attribute("#tail-ttft", "title") == title
-        assert page.inner_text("#note-stock") == "stock vLLM: about 25 %"
-        assert page.inner_text("#note-hits") == "5.0 s of engine time won, of 4,000 prompt tokens"
+        assert page.inner_text("#note-hits") == "3,000 of 4,000 tokens since the start"
+        assert page.inner_text("#replay") == f"agentkv replay {page.evaluate('location.origin')}"
         assert page.inner_text("#note-pins") == "60 of 80"
         states = page.inner_text("#note-jobs").split(", ")
         assert sum(int(each.split()[0]) for each in states) == 6
@@ -317,7 +329,7 @@ def test_the_page_works_with_a_keyboard(chromium: Any, five_states: str) -> None
             order.append(
                 page.evaluate("document.activeElement.id || document.activeElement.className")
             )
-        assert order == ["skip", "theme", "pause", "find", "open", "open"]
+        assert order == ["skip", "theme", "pause", "copy", "find", "open"]
         page.keyboard.press("Enter")
         page.wait_for_selector(".turns td")
         page.fill("#find", "job-tool")

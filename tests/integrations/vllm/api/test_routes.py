@@ -39,9 +39,11 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
         "events": lambda slices, *_: {
             "jobs": {job_id: [{"event": "finish"}] for job_id, *_ in slices if job_id in job_ids}
         },
-        "job": lambda key, *_: known(key) and {"job_id": known(key), "turns": 2},
+        "job": lambda key, *_: known(key) and {"job_id": known(key), "turns": 2, "tokens": {}},
         "tool": lambda key, event: known(key) and {"job_id": known(key)},
-        "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3},
+        "release": lambda key: (
+            known(key) and {"job_id": known(key), "freed_blocks": 3, "tokens": {}}
+        ),
     }
 
 
@@ -57,7 +59,7 @@ async def test_the_worst_jobs_of_all_engines_are_explained() -> None:
 
     def engine_with(*lost: int) -> Answers:
         jobs = [
-            {"job_id": f"lost{tokens}", "savings": {"recomputed_tokens": {"ttl": tokens}}}
+            {"job_id": f"lost{tokens}", "tokens": {"recomputed_tokens": {"ttl": tokens}}}
             for tokens in lost
         ]
         by_id = {job["job_id"]: job for job in jobs}
@@ -92,7 +94,7 @@ async def test_the_end_of_a_session_is_a_release() -> None:
     """`POST /finish_session?session_id=ID`, which trainers send, releases the job."""
     ask = Server(engine_of(AWKWARD_ID))
     done = await ask("POST", "/finish_session", session_id=AWKWARD_ID)
-    assert done.json() == {"job_id": AWKWARD_ID, "freed_blocks": 3}
+    assert done.json() == {"job_id": AWKWARD_ID, "freed_blocks": 3, "tokens": {}}
     assert (await ask("POST", "/finish_session", session_id="other")).status_code == 404
     assert "session_id" in error_of(await ask("POST", "/finish_session"))["message"]
 

@@ -10,7 +10,7 @@ import pytest
 from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
-from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_DESCRIBED, MAX_EVENTS, MAX_JOBS
+from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_EVENTS, MAX_JOBS
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine, of
@@ -25,6 +25,9 @@ def live(engine: Engine, *clients: str | None) -> dict[str, Any]:
     views = [(client, {}) for client in clients or (None,)]
     answer: dict[str, Any] = engine_side.call(engine.scheduler, "live", [views])
     assert "error" not in answer
+    for view, (client, _) in zip(answer["views"], views, strict=True):
+        asked = [(client, key) for key in view["keys"]]
+        view["jobs"] = engine_side.call(engine.scheduler, "watched", [asked])
     return answer
 
 
@@ -43,7 +46,7 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
     engine.step()
     running = job(engine, "a")
     assert (running["state"], running["turn"], running["expected_turns"]) == ("running", 1, 3)
-    assert (running["tokens"], running["blocks"]) == (100, 7)
+    assert (running["context_tokens"], running["blocks"]) == (100, 7)
     engine.run()
     assert job(engine, "a")["state"] == "held"
     engine.tool("a", "started", "ls -la")
@@ -165,7 +168,8 @@ def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
     first = live(engine)
     ((event, *more),) = [view["events"] for view in first["views"]]
     assert (event["job_id"], event["event"], more) == ("old", "closed", [])
-    assert (event["prompt_tokens"], event["hit_tokens"]) == (154, 96)
+    tokens = event["tokens"]
+    assert (tokens["later_prompt_tokens"], tokens["later_hit_tokens"]) == (154, 96)
     assert event["took_s"] == pytest.approx(2.08)
     seen = [(None, {"0": first["at_s"]})]
     assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
@@ -174,7 +178,7 @@ def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
 @pytest.mark.parametrize("num_views", [1, 4])
 def test_a_snapshot_is_bounded(num_views: int) -> None:
     """However many jobs, events and views there are, a snapshot has MAX_JOBS and MAX_EVENTS
-    of them at most, describes MAX_DESCRIBED and fits into 500 kB; what is left out is counted."""
+    of them at most and fits into 500 kB; what is left out is counted."""
     engine = Engine(policy="agentkv", record_events=50_000)
     log = engine.scheduler.watchers.log
     for index in range(2 * MAX_JOBS):
@@ -182,10 +186,9 @@ def test_a_snapshot_is_bounded(num_views: int) -> None:
         for _ in range(4):
             key = JobKey("", "j" * 250 + str(index))
             log.on_event(ToolStarted(key, "", "é" * 512, None))
-    answer = live(engine, *([None] * num_views))
+    answer = engine_side.call(engine.scheduler, "live", [[(None, {})] * num_views])
     views = answer["views"]
-    assert sum(len(view["jobs"]) for view in views) == MAX_DESCRIBED
-    assert sum(len(view["jobs"]) + len(view["more"]) for view in views) == MAX_JOBS
+    assert sum(len(view["keys"]) for view in views) == MAX_JOBS
     assert sum(len(view["events"]) for view in views) == MAX_EVENTS
     assert views[0]["num_jobs"] == 2 * MAX_JOBS
     assert views[0]["events_left_out"] > 0
@@ -201,4 +204,4 @@ def test_jobs_with_a_request_come_first() -> None:
         engine.retention.jobs.add(Job(f"idle-{index}", index))
     (view,) = live(engine)["views"]
     assert view["jobs"][0]["job_id"] == "waits"
-    assert len(view["jobs"]) + len(view["more"]) == MAX_JOBS
+    assert len(view["keys"]) == MAX_JOBS

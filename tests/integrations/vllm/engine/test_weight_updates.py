@@ -141,7 +141,7 @@ def test_misses_after_a_reset_are_nobody_s_pressure() -> None:
     same = ("queueing_delay_s", "loaded_share", "load_token_s", "idle_weight", "tool_durations")
     assert {key: after[key] for key in same[:-1]} == {key: before[key] for key in same[:-1]}
     assert retention.jobs.get("a").num_evicted == 0
-    misses = engine.scheduler.watchers.misses.tally.total.recomputed_tokens
+    misses = engine.scheduler.watchers.misses.total.recomputed_tokens
     assert {reason for reason, tokens in misses.items() if tokens} == {"reset"}
 
 
