@@ -44,13 +44,11 @@ def test_the_client_imports_no_other_room() -> None:
 
 
 def test_private_scheduler_names_stay_in_one_file() -> None:
-    """Only the two seams, the engine's and the front end's, and what adds names to older versions,
-    import vLLM's engine and scheduler internals to change them."""
+    """Only the two seams, the engine's and the front end's, import vLLM's engine and scheduler
+    internals to change them."""
     names = ("vllm.v1.engine.core", "vllm.v1.core.kv_cache_manager", "vllm.v1.core.block_pool")
     found = {use.partition(":")[0] for use in uses("integrations", *names)}
-    engine = "integrations/vllm/engine"
-    seams = {f"{engine}/seam.py", "integrations/vllm/front_end/seam.py"}
-    assert found == seams | {f"{engine}/older_vllm.py"}
+    assert found == {f"integrations/vllm/{room}/seam.py" for room in ("engine", "front_end")}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from agentkv.policies.settings import Settings
 
 from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
 from .server_policy import FRONT_END_KEY
-from .versions import is_too_old, missing_names, version_problem
+from .versions import OLDEST, is_too_old, missing_names, version_problem
 
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
@@ -49,7 +49,9 @@ def check_vllm() -> None:
 
     problem = version_problem(vllm.__version__)
     if is_too_old(vllm.__version__):
-        raise SetupError(f"{problem}: upgrade vLLM, or use --scheduling-policy fcfs")
+        raise SetupError(
+            f"{problem}: install vllm>={OLDEST[0]}.{OLDEST[1]}, or use --scheduling-policy fcfs"
+        )
     from .engine import seam
 
     missing = missing_names(seam.CONTRACT)

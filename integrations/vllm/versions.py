@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Iterable
 
-OLDEST, NEWEST = (0, 23), (0, 34)
+OLDEST, NEWEST = (0, 31), (0, 34)
 """Supported vLLM: OLDEST <= version < NEWEST."""
 
 

@@ -19,19 +19,9 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-CPU_BUILDS = (
-    *("0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0"),
-    "0.32.0",
-)
+CPU_BUILDS = ("0.31.0", "0.32.0")
 VERSIONS = (*CPU_BUILDS, "0.33.0")
 SUITES = ("tests/versions", "tests/integrations/vllm", "tests/tool_calls/test_vllm_parsers.py")
-SEAM_SUITES = (
-    "tests/versions",
-    "tests/integrations/vllm/engine/test_scheduler.py",
-    "tests/integrations/vllm/engine/test_weight_updates.py",
-    "tests/integrations/vllm/test_plugin.py",
-)
-"""What touches names of vLLM, for those before 0.31, whose missing ones are added."""
 MARKS = "not server and not timed"
 """Servers need the compiled parts, and milliseconds a machine without other work."""
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "versions.md"
@@ -82,9 +72,8 @@ def run_tests(requirement: str, cache: Path) -> dict[str, object]:
         raise SystemExit(f"{requirement}: another vLLM comes first on the path, {found[1]}")
     report = cache / f"{requirement}.xml"
     report.unlink(missing_ok=True)
-    suites = SUITES if tuple(map(int, found[0].split(".")[:2])) >= (0, 31) else SEAM_SUITES
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", MARKS, f"--junitxml={report}", *suites],
+        [sys.executable, "-m", "pytest", "-q", "-m", MARKS, f"--junitxml={report}", *SUITES],
         check=False,  # counted below
         capture_output=True,
         text=True,
@@ -97,9 +86,7 @@ def run_tests(requirement: str, cache: Path) -> dict[str, object]:
     suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
     counts = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
-    reasons = sorted({skip.attrib["message"] for skip in suite.iter("skipped")})
-    row = {"requirement": requirement, "vllm": found[0], **counts, "status": ended.returncode}
-    return {**row, "skipped_since": [reason for reason in reasons if reason.startswith("vLLM")]}
+    return {"requirement": requirement, "vllm": found[0], **counts, "status": ended.returncode}
 
 
 def table(page: str, rows: Iterable[dict[str, object]]) -> str:
@@ -113,10 +100,9 @@ def table(page: str, rows: Iterable[dict[str, object]]) -> str:
         num_failed = counts[1] + counts[2]
         num_passed = counts[0] - num_failed - counts[3]
         seen = f"{num_passed} passed" + (f", **{num_failed} failed**" if num_failed else "")
-        skipped = "; ".join(row["skipped_since"]) or "-"  # type: ignore[call-overload]
-        lines[version] = f"| {version} | {seen} | {skipped} |"
+        lines[version] = f"| {version} | {seen} |"
     ordered = sorted(lines, key=lambda version: [int(part) for part in version.split(".")])
-    header = ["| vLLM | tests of the plugin | left out |", "|---|---|---|"]
+    header = ["| vLLM | tests of the plugin |", "|---|---|"]
     body = "\n".join([*header, *(lines[version] for version in reversed(ordered))])
     return f"{before}{BEGIN}\n{body}\n{END}{after}"
 

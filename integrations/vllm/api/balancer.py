@@ -135,7 +135,7 @@ def _choose(table: EngineTable, request: Any, client: Any) -> int | None:
 def _loads(client: Any) -> dict[int, EngineLoad]:
     """Waiting and running requests of each engine; also those sent since the last report, as stock
     counts them, so that jobs which leave a full engine at once do not all go to one other."""
-    sent = getattr(client, "engine_inflight", {})  # from vLLM 0.27 on
+    sent = getattr(client, "engine_inflight", {})
     loads = {}
     known = zip(client.core_engines, client.lb_engines, strict=False)  # they differ while it scales
     for rank, (engine, load) in enumerate(known):

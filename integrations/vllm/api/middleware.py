@@ -38,7 +38,6 @@ from agentkv.protocol import (
 from agentkv.protocol.foreign import BODY_KEYS, CONTEXT_FIELD, READ_HEADERS, add_foreign
 
 from ..clients import Clients, find_token_verifier
-from ..engine.older_vllm import READS_SESSION_HEADER
 from ..server_policy import front_end_mib, settings_of
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
@@ -62,7 +61,7 @@ _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
 # falls back to that: alone it needs no folding, and so no parsing of the body.
-_NATIVE_HEADERS = frozenset({"x-session-id"} if READS_SESSION_HEADER else ())
+_NATIVE_HEADERS = frozenset({"x-session-id"})
 
 
 class AgentKVMiddleware:

@@ -3,7 +3,7 @@
 RetainingScheduler overrides the hooks below; how the plugin gets in, by EngineArgs and AsyncLLM, is
 in plugin.py and watch/prometheus.py. CONTRACT lists each private name, checked at start, so an
 upgrade that moves one fails here by name. S: is vllm/v1/core/sched/scheduler.py; all sources are of
-vLLM 0.32.0, and 0.31 to 0.33 have them all; what earlier ones lack is added by older_vllm.py.
+vLLM 0.32.0, and 0.31 to 0.33 have them all.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
-
-from .older_vllm import HAS_KNOWN_TIER, add_missing_names
 
 logger = init_logger(__name__)
 P = ParamSpec("P")
@@ -72,8 +70,6 @@ CONTRACT: tuple[tuple[str, str], ...] = (
 """(owner, attribute) of every vLLM name the plugin relies on beyond its public interface."""
 
 STATS_FIELD = "agentkv"
-
-add_missing_names()
 
 
 def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -466,10 +462,8 @@ class OffloadingTier:
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> OffloadingTier | None:
-        """The scheduler's tier; None without one, and for those that are not asked: a look-up in
-        several tiers may start a transfer (tiering/manager.py), and older ones were not tested."""
-        if not HAS_KNOWN_TIER:
-            return None
+        """The scheduler's tier; None without one, and for several, which are not asked: a look-up
+        there may start a transfer (tiering/manager.py)."""
         side = getattr(scheduler.connector, "connector_scheduler", None)
         if not any(kind.__name__ == "CPUOffloadingManager" for kind in _kinds(side, "manager")):
             return None

@@ -54,7 +54,7 @@ def install(owner: Callable[[], str]) -> None:
     if missing:
         logger.info("agentkv: prompts are encoded as stock does: no %s", ", ".join(missing))
         return
-    from transformers import TokenizersBackend  # which an older vLLM's transformers lacks
+    from transformers import TokenizersBackend
     from vllm.renderers.base import BaseRenderer
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer

@@ -9,14 +9,7 @@ import pytest
 
 from agentkv.evals.simulator.vllm_scheduler import write_model_config
 from agentkv.integrations.vllm.engine import seam
-from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
-from agentkv.integrations.vllm.front_end import seam as front_end
-from agentkv.integrations.vllm.versions import missing_names
 from tests.integrations.vllm.harness import Engine
-
-collect_ignore = [] if HAS_KNOWN_TIER else ["test_cpu_tier.py", "engine/test_kv_events.py"]
-if missing_names(front_end.CONTRACT):  # an older vLLM, whose own front end stays
-    collect_ignore.append("front_end/test_front_end.py")
 
 
 @pytest.fixture(scope="session")

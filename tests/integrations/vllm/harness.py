@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from agentkv.integrations.vllm.engine.older_vllm import HAS_KNOWN_TIER
 from agentkv.policies.names import default_settings, load_policy
 from agentkv.protocol import CLIENT_FIELD, ToolEvent
 from studies.grid.ablation import ABLATIONS
-from tests.integrations.vllm.vllm_names import NO_TIER
 from tests.stepped_engine import SteppedEngine
 
 STOCK = {False: Scheduler, True: AsyncScheduler}
@@ -34,8 +31,6 @@ class Engine(SteppedEngine):
     """
 
     def __init__(self, *, without: Sequence[str] = (), **options: Any) -> None:
-        if options.get("offload_bytes") and not HAS_KNOWN_TIER:
-            pytest.skip(NO_TIER)
         if without:
             rules = tuple(ABLATIONS[name] for name in without)
             options["policy_class"] = type("Ablated", rules, {})

@@ -290,12 +290,12 @@ def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        *(("0.22.1", "older"), ("0.23.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
+        *(("0.30.1", "older"), ("0.31.0", None), ("0.32.0+cpu", None), ("0.33.2", None)),
         *(("0.34.0", "newer"), ("1.0", "newer"), ("dev", None)),
     ],
 )
 def test_versions_are_judged(version: str, problem: str | None) -> None:
-    """>= 0.23, < 0.34 is supported; older is refused, newer is checked and warned of."""
+    """>= 0.31, < 0.34 is supported; older is refused, newer is checked and warned of."""
     found = version_problem(version)
     assert found is None if problem is None else problem in str(found)
 
@@ -309,8 +309,8 @@ def test_what_is_installed_is_what_is_supported() -> None:
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error for an unsupported vLLM says what is installed and what to do."""
-    monkeypatch.setattr("vllm.__version__", "0.22.1")
-    with pytest.raises(plugin.SetupError, match=r"0\.22\.1 is older .*upgrade vLLM"):
+    monkeypatch.setattr("vllm.__version__", "0.30.1")
+    with pytest.raises(plugin.SetupError, match=r"0\.30\.1 is older .*install vllm>=0\.31"):
         plugin.check_vllm()
 
 

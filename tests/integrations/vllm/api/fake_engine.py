@@ -13,13 +13,13 @@ import httpx
 from fastapi import FastAPI, Request
 from starlette.applications import Starlette
 from vllm import SamplingParams
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.engine import EngineCoreRequest
 
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.api.routes import add_routes
 from agentkv.integrations.vllm.clients import Clients
-from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 Answers = dict[str, Callable[..., Any]]
 

@@ -12,11 +12,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import Message, Receive, Scope, Send
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.engine_client import served_client
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
-from agentkv.integrations.vllm.engine.older_vllm import READS_SESSION_HEADER
 from agentkv.integrations.vllm.server_policy import FRONT_END_KEY
 from agentkv.protocol import (
     CLIENT_FIELD,
@@ -32,7 +32,6 @@ from tests.integrations.vllm.api.fake_engine import (
     FakeEngineCore,
     make_app,
 )
-from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 pytestmark = pytest.mark.asyncio
 
@@ -162,11 +161,9 @@ async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any]) 
 
 
 async def test_the_native_header_alone_changes_nothing() -> None:
-    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was, unless
-    vLLM does not read the header."""
-    added = {} if READS_SESSION_HEADER else {"vllm_xargs": {"job_id": "s"}}
+    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was."""
     found = await seen(make_app(), {"model": "m"}, headers={"X-Session-ID": "s"})
-    assert found == {"model": "m", **added}
+    assert found == {"model": "m"}
 
 
 @pytest.mark.parametrize(

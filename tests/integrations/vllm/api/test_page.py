@@ -13,13 +13,13 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from agentkv.integrations.vllm.api.live import PAGE_TYPES
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.server.process import free_port
 from tests.browser import PHONE, chromium, page_of, scrolls_sideways
 from tests.integrations.vllm.api.fake_engine import make_app
-from tests.integrations.vllm.vllm_names import AuthenticationMiddleware
 
 __all__ = ["chromium"]
 

