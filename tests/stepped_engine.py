@@ -82,7 +82,7 @@ class SteppedEngine:
     With `offload_bytes` it has vLLM's own KV offloading to that much DRAM, whose worker here does
     every transfer within the step, but loads only while `is_link_open`; those for the requests in
     `failing` fail. `policy_class` makes its policy. `options` are fields of SchedulerShape, and
-    agentkv's settings.
+    agentkv's settings; the policy is `continuum`, whose pins are the plainest, unless one is named.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SteppedEngine:
         self.scheduler = build_scheduler(
             SchedulerShape(
                 **{"num_blocks": 64, "block_tokens": BLOCK_TOKENS, **shape},
-                settings=options,
+                settings={"policy": "continuum", **options},
                 connector=_offloading(offload_bytes) if offload_bytes else None,
                 log_stats=True,
             ),

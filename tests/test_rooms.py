@@ -44,11 +44,10 @@ def test_the_client_imports_no_other_room() -> None:
 
 
 def test_private_scheduler_names_stay_in_one_file() -> None:
-    """Only the two seams, the engine's and the front end's, import vLLM's engine and scheduler
-    internals to change them."""
+    """Only the engine's seam imports vLLM's engine and scheduler internals to change them."""
     names = ("vllm.v1.engine.core", "vllm.v1.core.kv_cache_manager", "vllm.v1.core.block_pool")
     found = {use.partition(":")[0] for use in uses("integrations", *names)}
-    assert found == {f"integrations/vllm/{room}/seam.py" for room in ("engine", "front_end")}
+    assert found == {"integrations/vllm/engine/seam.py"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False, strict
 class Settings(PredictorSettings):
     """Settings of all policies, frozen; every field has a default."""
 
-    policy: str = "continuum"
+    policy: str = "agentkv"
     """The name that was asked for; `agentkv.policies.load_policy` finds the class behind it."""
     max_ttl_s: float = Field(300.0, gt=0, le=86_400, allow_inf_nan=False)
     """No pin lasts longer than this many seconds."""

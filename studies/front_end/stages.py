@@ -31,7 +31,6 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.api.middleware import fold
 from agentkv.integrations.vllm.front_end.encoder import NUM_CHECKED_FIRST
-from agentkv.integrations.vllm.front_end.hashes import ContinuedHasher
 
 from .conversation import WINDOW, Conversations, Messages, body_of
 
@@ -64,8 +63,6 @@ class Turn:
         init_none_hash(sha256_cbor)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256_cbor)
         self.is_ours = bool(flags)
-        if self.is_ours:  # as the engine's process has it
-            self._hasher = ContinuedHasher(self._hasher, BLOCK_TOKENS, 64 * 2**20)
 
     def play(self, messages: Messages) -> tuple[dict[str, float], list[int], str]:
         """CPU seconds of each stage, the prompt's ids, and the first token's text."""

@@ -25,7 +25,7 @@ from agentkv.named_classes import label_of
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.jobs import Context, Prompt
-from agentkv.policies.names import CONFIG_KEY, make_policy, read_settings
+from agentkv.policies.names import CONFIG_KEY, DEFAULT_POLICY, make_policy, read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
 from agentkv.protocol import Tags
@@ -57,7 +57,7 @@ class RetainingScheduler(seam.SchedulerSeam):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         given = dict(self.vllm_config.additional_config.get(CONFIG_KEY) or {})
-        name = given.pop("policy", "continuum")
+        name = given.pop("policy", DEFAULT_POLICY)
         settings = read_settings(given, policy=name).of_engine(seam.engine_number(self.vllm_config))
         tier = seam.OffloadingTier.of(self)
         self.pool = KVPool(

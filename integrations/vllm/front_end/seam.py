@@ -1,8 +1,7 @@
-"""The only module that touches vLLM's renderer, detokeniser and the hasher of blocks.
+"""The only module that touches vLLM's renderer and detokeniser, in an API server's process.
 
-The first two run in an API server's process, the third in the engine's. CONTRACT lists the names;
-where this vLLM lacks one, all is as stock has it. R: is vllm/renderers/base.py and D:
-vllm/v1/engine/detokenizer.py, of 0.32.0.
+CONTRACT lists the names; where this vLLM lacks one, all is as stock has it. R: is
+vllm/renderers/base.py and D: vllm/v1/engine/detokenizer.py, of 0.32.0.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from ..server_policy import front_end_mib
 from ..versions import missing_names
 from .detokenizer import PromptTails
 from .encoder import MismatchError, PromptEncoder
-from .hashes import ContinuedHasher
 
 logger = init_logger(__name__)
 
@@ -33,7 +31,6 @@ CONTRACT: tuple[tuple[str, str], ...] = (
     ("vllm.renderers.base.BaseRenderer", "render_chat_async"),
     ("vllm.renderers.base.BaseRenderer", "render_cmpl_async"),
     ("vllm.renderers.params.TokenizeParams", "get_encode_kwargs"),
-    ("vllm.v1.engine.core.EngineCore", "preprocess_add_request"),
     ("vllm.v1.engine.detokenizer.FastIncrementalDetokenizer", "decode_next"),
 )
 """(owner, attribute) of every vLLM name that the front end relies on."""
@@ -56,7 +53,6 @@ def install(owner: Callable[[], str]) -> None:
         return
     from transformers import TokenizersBackend
     from vllm.renderers.base import BaseRenderer
-    from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
     if hasattr(BaseRenderer, "agentkv_is_installed"):
@@ -81,19 +77,6 @@ def install(owner: Callable[[], str]) -> None:
         prime(self, tokenizer, _with_tail(getattr(tokenizer, _TAILS, None), request))
 
     FastIncrementalDetokenizer.__init__ = prime_with_tail
-    start = EngineCore.__init__
-
-    @functools.wraps(start)
-    def start_with_hasher(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        start(self, vllm_config, *args, **kwargs)
-        max_bytes = int(front_end_mib(vllm_config) * 2**20)
-        pool = getattr(getattr(self.scheduler, "kv_cache_manager", None), "block_pool", None)
-        block_tokens = getattr(pool, "hash_block_size", 0)
-        hasher = getattr(self, "request_block_hasher", None)  # vllm/v1/engine/core.py:231
-        if max_bytes and block_tokens and hasher is not None:
-            self.request_block_hasher = ContinuedHasher(hasher, block_tokens, max_bytes)
-
-    EngineCore.__init__ = start_with_hasher
 
 
 class FrontEnd:
