@@ -55,10 +55,9 @@ COMMANDS = {
         "bench,swebench",
         "run an agent on SWE-bench, evaluate its patches, report",
     ),
-    "prepare-model": ("server.demo_model", "cpu", "prepare the demo model"),
 }
 """Subcommand: (module below agentkv, the extras that it needs, help line)."""
-PAINTERS = frozenset({"serve", "run", "swebench", "prepare-model"})
+PAINTERS = frozenset({"serve", "run", "swebench"})
 """Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 

@@ -4,7 +4,6 @@
     python examples/bash_agent.py --base-url http://127.0.0.1:8000/v1
     python examples/bash_agent.py --ui                               # and shows the live page
     python examples/bash_agent.py --task "How many lines has main.py?"
-    python examples/bash_agent.py --tier      # the cache is lost in between, and comes from DRAM
 
 The model answers with bash, the agent runs it in a sandbox and appends the output to the
 conversation, which only ever grows: each prompt begins with all of the one before. While a tool
@@ -36,7 +35,6 @@ import openai
 from sandbox import CommandResult, Sandbox, open_sandbox
 
 import agentkv
-from agentkv.evals.server import ServerUnderTest
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
 
@@ -57,9 +55,6 @@ MAX_OUTPUT_BYTES = 600  # so that ten turns fit into the 4,096 tokens of the dem
 FAILED, BAD_USAGE = 1, 2
 
 SERVER_FLAGS = ("--block-size", "32")  # only full blocks are reused: small ones show it early
-TIER_FLAGS = ("--kv-tier-gib", "1", "--num-gpu-blocks-override", "65", "--max-model-len", "2048")
-EVICTING_WORDS = 1960  # with the chat template and a reply all 64 blocks of that cache, or 63
-LOADED = "vllm:external_prefix_cache_hits_total"
 
 COLUMNS = (
     *("turn", "user prompt", "command", "prompt tok", "cached tok", "output tok"),
@@ -201,8 +196,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if options.yes and not sandbox.is_isolated:
             say("bubblewrap does not work here: commands run with your own rights (--yes)")
-        server = stack.enter_context(ServerUnderTest(base_url)) if options.tier else None
-        document = play_job(client, model, sandbox, options, say, server)
+        document = play_job(client, model, sandbox, options, say)
         if options.ui and not options.base_url:
             say("\nthe server runs on for the page: Enter or Ctrl-C ends it")
             with suppress(KeyboardInterrupt):
@@ -218,12 +212,8 @@ def play_job(
     sandbox: Sandbox,
     options: argparse.Namespace,
     say: Callable[..., None],
-    server: ServerUnderTest | None,
 ) -> dict[str, Any]:
-    """Plays the task or the tour as one job, shows it, and returns all there is to tell.
-
-    With `server`, which has a tier, somebody else takes the whole cache after each turn.
-    """
+    """Plays the task or the tour as one job, shows it, and returns all there is to tell."""
     prompts = (options.task,) if options.task else TOUR
     max_turns = options.max_turns or (MAX_TASK_TURNS if options.task else len(TOUR))
     records: list[TurnRecord] = []
@@ -235,30 +225,18 @@ def play_job(
             for record in take_turns(job, model, prompts, sandbox, max_turns):
                 records.append(record)
                 show_turn(record, say)
-                if server is not None:
-                    evict_all(server, model, record.turn)
         except openai.OpenAIError as error:
             problem = f"turn {len(records) + 1} broke off: {explain(error, options.base_url)}"
     agentkv.flush()  # a server of our own must hear that the job is over before it is stopped
 
     summary = job.summary()
     say(f"\n{format_turns(records)}\n\n{summary}")
-    document: dict[str, Any] = {}
-    if server is not None:
-        num_loaded = int(server.counters()["metrics"][LOADED])
-        num_cached = sum(record.cached_tokens or 0 for record in records)
-        say(
-            "after each turn another prompt took the cache; of the "
-            f"{num_cached} tokens found cached {num_loaded} came back from the tier"
-        )
-        document["loaded_tokens"] = num_loaded
-    elif options.base_url is None:
+    if options.base_url is None:
         say(ALONE)
     if problem:
         print(problem, file=sys.stderr)
     turns = [asdict(record) for record in records]
-    document |= {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
-    return document
+    return {"model": model, "problem": problem, "turns": turns, "job": asdict(summary)}
 
 
 @contextmanager
@@ -284,17 +262,10 @@ def scratch_copy(project: Path) -> Iterator[Path]:
         yield workspace
 
 
-def evict_all(server: ServerUnderTest, model: str, number: int) -> None:
-    """Sends a prompt of its own, of another job, for which all of the small cache is needed."""
-    text = f"{number}: " + "word " * EVICTING_WORDS
-    server.chat(model, [{"role": "user", "content": text}], job_id="other", is_last_step=True)
-
-
 def start_server(stack: ExitStack, options: argparse.Namespace, say: Callable[..., None]) -> str:
     """A vLLM server for as long as the stack is open: the demo model, unless another is named."""
     say("starting a server (about a minute on a CPU) ...")
-    flags = (*SERVER_FLAGS, *(TIER_FLAGS if options.tier else ()))
-    server = ServerProcess(options.model, args=flags)
+    server = ServerProcess(options.model, args=SERVER_FLAGS)
     return stack.enter_context(server).base_url
 
 
@@ -368,21 +339,13 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--yes", action="store_true", help="where no sandbox works, run commands without asking"
     )
     parser.add_argument(
-        "--tier",
-        action="store_true",
-        help="start a server with a small cache and a KV tier in DRAM",
-    )
-    parser.add_argument(
         "--ui",
         action="store_true",
         help="print the address of the live page; a server that was started here goes on after "
         "the job until Enter or Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    options = parser.parse_args(argv)
-    if options.tier and options.base_url:
-        parser.error("--tier starts a server of its own: leave out --base-url")
-    return options
+    return parser.parse_args(argv)
 
 
 def positive(text: str) -> int:

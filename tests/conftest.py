@@ -223,10 +223,12 @@ def scarce_server(
 
     Its event log is in the folder `record` of the session's.
     """
-    from tests.soak.run import ENVIRONMENT, server_args  # psutil, which vLLM's environment has
+    # psutil and torch, which vLLM's environment has
+    from tests.cpu_tier import tier_flags
+    from tests.soak.run import ENVIRONMENT, server_args
 
     args = server_args(tmp_path_factory.getbasetemp(), {"max_ttl_s": 5.0})
-    flags = (*args, "--kv-tier-gib", "0.1")
+    flags = (*args, *tier_flags(0.1))
     return server_pool.get(tiny_model_dir, *flags, policy="agentkv", environment=ENVIRONMENT)
 
 

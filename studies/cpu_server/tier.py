@@ -29,6 +29,7 @@ from agentkv.evals.simulator import calibrate, simulate
 from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.evals.tables import text_table
 from agentkv.server.process import ServerProcess
+from tests.cpu_tier import tier_flags
 
 POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")
 TIERS = ("none", "fast", "slow")
@@ -62,8 +63,8 @@ def main(argv: Sequence[str]) -> int:
     link_gb_s = options.link_gb_s or KV_TOKEN_BYTES / profile.step.prefill_token_s / 1e9
     server_flags = {
         "none": (),
-        "fast": ("--kv-tier-gib", TIER_GIB),
-        "slow": ("--kv-tier-gib", TIER_GIB, "--kv-tier-gbps", f"{link_gb_s:.4f}"),
+        "fast": tier_flags(float(TIER_GIB)),
+        "slow": tier_flags(float(TIER_GIB), link_gb_per_s=round(link_gb_s, 4)),
     }
     tiers = [tier for tier in TIERS if tier in (options.tier or TIERS)]
     status = 0

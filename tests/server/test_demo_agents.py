@@ -85,18 +85,6 @@ def test_the_tour_is_one_job_of_five_turns(
     assert httpx.get(f"{routes}/stats", timeout=30).json()["pinned_blocks"] == 0
 
 
-@pytest.mark.long
-def test_with_a_tier_a_lost_cache_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each later turn of the tour finds its context although another prompt took the cache."""
-    status = bash_agent.main(["--tier", "--json"])
-    captured = capsys.readouterr()
-    document = json.loads(captured.out)
-    assert status == 0, captured.err
-    for earlier, later in pairwise(document["turns"]):
-        assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
-    assert document["loaded_tokens"] == sum(turn["cached_tokens"] for turn in document["turns"])
-
-
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:
     events = agentkv_get(server, "timestamps")["jobs"].get(job_id, [])
     return [event for event in events if event["event"] == name]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from agentkv.cli import main
 from agentkv.errors import SetupError
 from agentkv.server import demo_model
 from agentkv.server.demo_model import MANIFEST, MODEL_NAME, prepare_demo_model
@@ -115,13 +115,13 @@ def test_the_real_model_answers_to_its_manifest(demo_model_dir: Path) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
 
 
-def test_an_unwritable_cache_is_a_clear_error(tmp_path: Path) -> None:
-    """prepare-model ends with status 2 and one line if it cannot write the cache."""
+def test_an_unwritable_cache_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`agentkv serve` ends with status 2 and one line if it cannot write the cache."""
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "agentkv.cli", "prepare-model", "--cache"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "file" / "below")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "agentkv prepare-model:" in done.stderr
+    monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path / "file" / "below"))
+    assert main(["serve", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("agentkv serve: ")
+    assert said.count("\n") == 1

@@ -14,6 +14,7 @@ import pytest
 
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from tests.conftest import TINY_ARGS, ServerPool
+from tests.cpu_tier import tier_flags
 from tests.server.chat import LIMIT_S, agentkv_get, metric
 
 pytestmark = pytest.mark.server
@@ -75,7 +76,7 @@ def test_a_slow_link_brings_back_the_same(
     server_pool: ServerPool, tiny_fcfs_server: ServerProcess, tiny_model_dir: Path
 ) -> None:
     """A link of 5 MB a second, and memory for two of the contexts."""
-    link = ("--kv-tier-gib", "0.1", "--kv-tier-gbps", "0.005", "--kv-tier-latency-ms", "20")
+    link = tier_flags(0.1, link_gb_per_s=0.005, link_latency_ms=20.0)
     flags = (*TINY_ARGS, *SCARCE, *link)
     server = server_pool.get(tiny_model_dir, *flags, policy="agentkv")
     check(server, tiny_fcfs_server, most_resident=3)

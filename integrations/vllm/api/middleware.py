@@ -38,12 +38,14 @@ from agentkv.protocol import (
 from agentkv.protocol.foreign import BODY_KEYS, CONTEXT_FIELD, READ_HEADERS, add_foreign
 
 from ..clients import Clients, find_token_verifier
+from ..introduction import introduction
 from ..server_policy import front_end_mib, settings_of
 from .engine_client import EngineLink, name_clients, served_client
 from .live import page_file
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
 
 logger = init_logger(__name__)
+greeter = init_logger("vllm.agentkv")  # INFO of loggers outside vLLM's own is not printed
 
 _ANTHROPIC_PATH = "/v1/messages"
 _OPEN_PATH = "/invocations"
@@ -111,6 +113,10 @@ class AgentKVMiddleware:
             name_clients(engine_client, own_caches=bool(settings.get("client_caches")))
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
+            has_key = self._clients.verifier is not None
+            args = getattr(app.state, "args", None)
+            for line in introduction(args, vllm_config, settings, has_key=has_key):
+                greeter.info(line)
             self._session_headers = tuple(
                 name.lower() for name in settings.get("session_headers", ())
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +13,14 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
+    OffloadingSpec,
     OffloadingWorker,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from agentkv.errors import SetupError
-from agentkv.integrations.vllm.cpu_tier import CPUTierSpec, CPUTierWorker, Link
+from tests.cpu_tier import LATENCY_MS, CPUTierSpec, CPUTierWorker, Link, tier_flags
 from tests.stepped_engine import Clock
 
 PAGE_BYTES, NUM_BLOCKS, NUM_LAYERS = 8, 6, 2
@@ -122,3 +125,18 @@ def test_a_tier_that_cannot_work_is_refused(
     given: OffloadingConfig = config
     with pytest.raises(SetupError, match=message):
         CPUTierSpec(given)
+
+
+def test_vllm_takes_the_configuration_of_the_tier(model_config: Path) -> None:
+    """The flags name vLLM's own connector of that size, our class and the link's speed."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    flags = ["--model", str(model_config), *tier_flags(2, **{LATENCY_MS: 3.0})]
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(flags))
+    assert args.kv_offloading_size == 2.0
+    extra = args.kv_transfer_config.kv_connector_extra_config
+    module = importlib.import_module(extra["spec_module_path"])
+    assert issubclass(getattr(module, extra["spec_name"]), OffloadingSpec)
+    assert extra[LATENCY_MS] == 3.0

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vllm.v1.kv_offload.base import OffloadingSpec
 
+from agentkv import __version__
 from agentkv.errors import AgentKVError
+from agentkv.integrations.vllm.introduction import introduction, page_address
 from agentkv.integrations.vllm.serve import (
-    CPU_TIER,
-    check_flags,
     check_port,
     complete_flags,
     main,
-    page_address,
     value_of,
     with_tier,
 )
@@ -82,18 +81,41 @@ def test_the_last_of_a_repeated_flag_counts() -> None:
     assert value_of(["--port", "1"], "--host") is None
 
 
+ARGS = {"host": None, "port": 8000, "root_path": "", "ssl_certfile": None, "uds": None}
+
+
 @pytest.mark.parametrize(
     ("flags", "address"),
     [
-        ([], "http://127.0.0.1:8000/v1/agentkv/ui"),
-        (["--host", "0.0.0.0", "--port", "81"], "http://127.0.0.1:81/v1/agentkv/ui"),
-        (["--host=::", "--root-path", "/a/"], "http://[::1]:8000/a/v1/agentkv/ui"),
-        (["--host=box", "--ssl-certfile", "c.pem"], "https://box:8000/v1/agentkv/ui"),
+        ({}, "http://127.0.0.1:8000/v1/agentkv/ui"),
+        ({"host": "0.0.0.0", "port": 81}, "http://127.0.0.1:81/v1/agentkv/ui"),
+        ({"host": "::", "root_path": "/a/"}, "http://[::1]:8000/a/v1/agentkv/ui"),
+        ({"host": "box", "ssl_certfile": "c.pem"}, "https://box:8000/v1/agentkv/ui"),
     ],
 )
-def test_the_pages_address_is_the_servers(flags: list[str], address: str) -> None:
-    """`--ui` prints an address that this machine can open."""
-    assert page_address(flags) == address
+def test_the_pages_address_is_the_servers(flags: dict[str, Any], address: str) -> None:
+    """The address is one that this machine can open."""
+    assert page_address(SimpleNamespace(**{**ARGS, **flags})) == address
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_key", "is_open"),
+    [
+        ({}, False, True),
+        ({"host": "::"}, False, True),
+        ({}, True, False),
+        ({"host": "127.0.0.1"}, False, False),
+        ({"uds": "/tmp/socket"}, False, False),
+    ],
+)
+def test_a_server_introduces_itself(flags: dict[str, Any], has_key: bool, is_open: bool) -> None:
+    """One line has version, policy, pool and page; another says that anybody may ask, if so."""
+    config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=200, block_size=32))
+    args = SimpleNamespace(**{**ARGS, **flags})
+    first, *others = introduction(args, config, {"policy": "agentkv"}, has_key=has_key)
+    pool = "policy agentkv, 6,400 tokens of KV cache, live page at http"
+    assert first.startswith(f"agentkv {__version__}: {pool}")
+    assert ["on all interfaces" in line for line in others] == [True] * is_open
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -120,51 +142,22 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 def test_a_tier_becomes_vllms_offloading(model: str) -> None:
-    """On the CPU build with our worker and its link; other arguments stay in their order."""
-    given = [model, "--kv-tier-gib", "1.5", "--port", "1", "--kv_tier_gbps=0.2"]
-    for is_cpu in (False, True):
-        flags = with_tier(given if is_cpu else given[:-1], is_cpu=is_cpu)
-        assert flags[:3] == [model, "--port", "1"]
-        assert value_of(flags, "--kv-offloading-size") == "1.5"
-        config = json.loads(value_of(flags, "--kv-transfer-config") or "")
-        assert config.pop("kv_load_failure_policy") == "recompute"
-        worker = {**CPU_TIER, "link_gb_per_s": 0.2} if is_cpu else {}
-        assert config == {"kv_connector_extra_config": {"offload_prompt_only": False, **worker}}
-
-
-def test_vllm_takes_the_configuration_of_a_tier(model_config: Path) -> None:
-    """It is vLLM's own connector of that size, on the CPU build with our class for it."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    flags = ["--model", str(model_config), "--kv-tier-gib", "2", "--kv-tier-latency-ms", "3"]
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = EngineArgs.from_cli_args(parser.parse_args(with_tier(flags, is_cpu=True)))
-    assert args.kv_offloading_size == 2.0
-    extra = args.kv_transfer_config.kv_connector_extra_config
-    module = importlib.import_module(extra["spec_module_path"])
-    assert issubclass(getattr(module, extra["spec_name"]), OffloadingSpec)
-    assert extra[module.LATENCY_MS] == 3.0
-
-
-def test_every_flag_of_vllm_passes() -> None:
-    """All that vLLM's own parser takes, written with underscores, negated, cut or with a key."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    flags = make_arg_parser(FlexibleArgumentParser())._option_string_actions
-    assert len(flags) > 300
-    check_flags([*flags, "--max_model_len=4", "--max-model", "--hf-overrides.a.b", "-tp"])
-    with pytest.raises(AgentKVError, match="did you mean --max-model-len"):
-        check_flags(["--max-mdel-len=4"])
+    """Of that size, for replies as well; other arguments stay in their order."""
+    flags = with_tier([model, "--kv-tier-gib", "1.5", "--port", "1"], is_cpu=False)
+    assert flags[:3] == [model, "--port", "1"]
+    assert value_of(flags, "--kv-offloading-size") == "1.5"
+    config = json.loads(value_of(flags, "--kv-transfer-config") or "")
+    assert config == {
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"offload_prompt_only": False},
+    }
 
 
 @pytest.mark.parametrize(
     ("flags", "is_cpu", "message"),
     [
-        (["--kv-tier-gbps", "1"], True, "add --kv-tier-gib N"),
-        (["--kv-tier-gib", "1", "--kv-tier-gbps", "1"], False, "for the CPU build only"),
-        (["--kv-tier-gib", "1", "--kv-transfer-config", "{}"], True, "both name a KV connector"),
+        (["--kv-tier-gib", "1"], True, "has no tier; it needs a GPU"),
+        (["--kv-tier-gib", "1", "--kv-transfer-config", "{}"], False, "both name a KV connector"),
     ],
 )
 def test_flags_that_no_tier_can_have_are_refused(
@@ -179,5 +172,5 @@ def test_flags_that_no_tier_can_have_are_refused(
 def test_a_size_that_is_none_is_bad_usage(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2, as for every flag of ours."""
     with pytest.raises(SystemExit, match="2"):
-        with_tier(["--kv-tier-gib", size], is_cpu=True)
+        with_tier(["--kv-tier-gib", size], is_cpu=False)
     assert f"got {size}, must be a number above 0" in capsys.readouterr().err

@@ -93,14 +93,14 @@ def test_a_rung_that_failed_is_not_tried_again(tmp_path: Path) -> None:
     """Each rung's server is tried once, its log kept, and the last rung has none; what answered
     is taken at once, and nothing is begun when the time is over, nor kept of what was cut off."""
     assert find_rung(tmp_path, limit_s=0.0) is None
-    bad = [replace(rung, flags=("--kv-tier-gbps", "1")) for rung in RUNGS[:2]]
+    bad = [replace(rung, flags=("--kv-tier-gib", "x")) for rung in RUNGS[:2]]
     found = find_rung(tmp_path, [*bad, RUNGS[-1]], limit_s=100.0)
     assert found is RUNGS[-1]
     assert json.loads((tmp_path / "rungs.json").read_text()) == {
         "whole": False,
         "no-library": False,
     }
-    assert "add --kv-tier-gib N" in (tmp_path / "rung-whole.log").read_text()
+    assert "must be a number above 0" in (tmp_path / "rung-whole.log").read_text()
     assert find_rung(tmp_path / "cut", RUNGS[:1], limit_s=2.0) is None
     assert not (tmp_path / "cut" / "rungs.json").exists()
     (tmp_path / "rungs.json").write_text('{"whole": false, "no-library": true}')

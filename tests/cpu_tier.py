@@ -2,12 +2,13 @@
 
 vLLM's native offloading refuses the CPU build in its worker only; the connector, the manager that
 evicts, the metrics and the events are vLLM's own here. vLLM loads `CPUTierSpec` by its dotted path
-(`spec_module_path`); `agentkv serve --kv-tier-gib` writes that configuration. Names are of vLLM
-0.32.0. Runs in the worker process, except for the spec, which the scheduler builds, too.
+(`spec_module_path`); `tier_flags` writes that configuration. Names are of vLLM 0.32.0. Runs in the
+worker process, except for the spec, which the scheduler builds, too.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import deque
@@ -28,6 +29,19 @@ from agentkv.errors import SetupError
 GB_PER_S, LATENCY_MS = "link_gb_per_s", "link_latency_ms"
 """Keys of `kv_connector_extra_config` that slow the link down; without them it is as fast as memory
 is copied."""
+
+
+def tier_flags(gib: float, **link: float) -> tuple[str, ...]:
+    """Return flags of `agentkv serve` for a tier of `gib` GiB with this worker; `link` has the keys
+    above."""
+    extra = {
+        "offload_prompt_only": False,
+        "spec_name": "CPUTierSpec",
+        "spec_module_path": "tests.cpu_tier",
+        **link,
+    }
+    config = {"kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}
+    return ("--kv-offloading-size", f"{gib:g}", "--kv-transfer-config", json.dumps(config))
 
 
 class CPUTierSpec(CPUOffloadingSpec):
