@@ -137,8 +137,6 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "recomputed_tokens": ("recomputed", _COUNT),
     "chat_ttft_p99_s": ("chat TTFT p99 s", _SECONDS),
     "step_mean_s": ("step s", _SECONDS),
-    "moved_turns": ("moved turns", _COUNT),
-    "resent_turns": ("sent again", _COUNT),
 }
 """Numbers that tables show: heading, and how a number looks."""
 JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")

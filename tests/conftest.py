@@ -61,7 +61,7 @@ SLOW = (
     *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
     *("tests/evals/swebench/test_report.py"),
     "tests/evals/simulator/test_workloads.py",
-    *("tests/evals/simulator/test_simulate.py", "tests/evals/simulator/test_fleet.py"),
+    *("tests/evals/simulator/test_simulate.py"),
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
     *(
         "tests/evals/traces/test_event_logs.py::test_a_simulated",

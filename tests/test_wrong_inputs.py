@@ -33,7 +33,6 @@ WRONG = [
     (f"{GPU} --model gpt-5", "--model: got 'gpt-5', allowed are llama-3.1-8b"),
     (f"{GPU} --workload swebnech", "--workload: got 'swebnech': did you mean swebench?"),
     (f"{GPU} --tools longtial", "--tools: got 'longtial': did you mean longtail?"),
-    (f"{GPU} --engines 2 --router stiky", "--router: got 'stiky': did you mean sticky?"),
     (f"{GPU} --policy", "--policy: expected one argument"),
     # a value
     (f"{GPU} --blocks 0", "--blocks: got '0', allowed is a number from 2 on, or infinite"),

@@ -30,7 +30,6 @@ from .turns import ContextHashes, LiveTurn
 
 if TYPE_CHECKING:
     from .engine import SimulatedEngine
-    from .fleet import Fleet
 
 NO_COMMAND = 0
 """Token of a reply that runs nothing."""
@@ -139,7 +138,7 @@ class Agents:
         self,
         workload: Workload,
         machine: Machine,
-        server: SimulatedEngine | Fleet,
+        engine: SimulatedEngine,
         timeline: Timeline,
         replies: Replies,
         *,
@@ -149,7 +148,7 @@ class Agents:
     ) -> None:
         self._workload = workload
         self._machine = machine
-        self._server = server
+        self._engine = engine
         self._timeline = timeline
         self._replies = replies
         self._has_tags = has_tags
@@ -252,13 +251,8 @@ class Agents:
             known_tokens=job.known_tokens,
             tags=self._fields(job),
             owner=job,
-            is_returning=number > 0,
-            context=job.plan.job_id,
-            prefixes=job.plan.prefixes,
-            job_key=job.key if self._has_tags and job.plan.is_tagged else None,
-            parent_key=None if job.parent is None else job.parent.key,
         )
-        self._server.send(turn, now_s)
+        self._engine.send(turn, now_s)
 
     def _reports(self, job: AgentJob) -> bool:
         """True if the job's client sends tags and signals."""
@@ -299,12 +293,12 @@ class Agents:
         command = job.plan.turns[len(job.outcomes) - 1].command[:MAX_TOOL_CHARS]
         if self._reports(job) and command:
             fields = {**event.as_fields(), "command": command}
-            self._server.signal("tool", job.key, fields, now_s=self._timeline.now_s)
+            self._engine.signal("tool", job.key, fields, now_s=self._timeline.now_s)
 
     def _end(self, job: AgentJob, now_s: float, status: JobStatus) -> None:
         del self.running[job.plan.job_id]
         if self._reports(job):
-            release = partial(self._server.signal, "release", job.key, now_s=now_s)
+            release = partial(self._engine.signal, "release", job.key, now_s=now_s)
             self._timeline.at(now_s, release)
         self._on_job_end(job.outcome(now_s, status))
         if job.parent is not None:
@@ -321,7 +315,7 @@ class Agents:
 
     def _update_weights(self) -> None:
         """A training step ends: no KV is valid any more, wherever it is. Takes no time."""
-        self._server.reset(self._timeline.now_s)
+        self._engine.reset(self._timeline.now_s)
         self._computed_prefixes.clear()
         for job in self.running.values():
             job.known_tokens = 0

@@ -1,31 +1,14 @@
-"""How many jobs a server carries: from each alone on an empty one, and by the search for the knee.
-
-`agentkv simulate --knee` has each policy played at growing loads until turns wait longer than a
-bound, then between the last two. First turns count, too: a policy that holds newcomers back makes
-them wait.
-"""
+"""What a job takes alone on an empty server, and how many such jobs a server carries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-import numpy as np
-
-from ..outcomes import RunOutcome, quantile
-from ..tables import cell, text_table
 from ..workload.plans import JobPlan
 from .cost import StepBatch
 from .machine import Machine
-
-DEFAULT_TTFT_S = 2.0
-SHARE_IN_TIME = 0.9
-"""Share of turns whose first token must come in time. Chosen, as is DEFAULT_TTFT_S."""
-MAX_AT_ONCE = 4096
-_PRECISION = 0.1
-"""The search ends when the load that is carried and the one that is not differ by this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,150 +128,3 @@ def _held(job: JobPlan, machine: Machine) -> tuple[float, float]:
         token_s += turn.tool_s * context_tokens
         duration_s += machine.request_s + alone.prefill_s + alone.decode_s + turn.tool_s
     return token_s + machine.state_tokens * duration_s, duration_s
-
-
-def prefill_coefficients(machine: Machine) -> tuple[float, float, float]:
-    """Seconds of a prefill alone on the machine: constant, per token, per token squared."""
-    lengths = [512, 2048, 8192]
-    quadratic_s, linear_s, constant_s = np.polyfit(
-        lengths, [_prefill_s(0, num_tokens, machine) for num_tokens in lengths], 2
-    )
-    return float(constant_s), float(linear_s), float(quadratic_s)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPoint:
-    """One policy at one load; `in_time` is the share of turns within the bound."""
-
-    at_once: int
-    in_time: float
-    ttft_first_p90_s: float | None
-    ttft_continuing_p90_s: float | None
-    mean_s: float | None
-    jobs_per_hour_gpu: float
-    tokens_per_s: float
-
-    @property
-    def is_carried(self) -> bool:
-        return self.in_time >= SHARE_IN_TIME
-
-    @property
-    def gpu_hours_per_1000_jobs(self) -> float:
-        """What a thousand jobs cost."""
-        return 1000.0 / self.jobs_per_hour_gpu if self.jobs_per_hour_gpu else 0.0
-
-
-def measure(run: RunOutcome, at_once: int, ttft_s: float, num_gpus: int) -> LoadPoint:
-    """The field's units of one run in a closed loop."""
-    turns = [turn for job in run.jobs for turn in job.turns if turn.error is None]
-    first = [turn.to_first_token_s for turn in turns if turn.turn == 0]
-    later = [turn.to_first_token_s for turn in turns if turn.turn > 0]
-    whole = [job for job in run.jobs if job.is_whole]
-    done = [job for job in whole if job.status == "done"]
-    hours = run.duration_s / 3600.0 * num_gpus
-    output_tokens = sum(turn.output_tokens for job in run.jobs for turn in job.turns)
-    durations_s = [job.duration_s for job in done]
-    return LoadPoint(
-        at_once,
-        sum(wait_s <= ttft_s for wait_s in first + later) / len(turns) if turns else 0.0,
-        quantile(first, SHARE_IN_TIME),
-        quantile(later, SHARE_IN_TIME),
-        sum(durations_s) / len(durations_s) if durations_s else None,
-        len(done) / hours if hours else 0.0,
-        output_tokens / run.duration_s if run.duration_s else 0.0,
-    )
-
-
-def find_knee(start: int, play: Callable[[int], LoadPoint]) -> list[LoadPoint]:
-    """Points of one policy from the lowest load up; the last that is carried is the knee.
-
-    play: simulates a number of jobs at once. Doubles the load from `start` while it is carried, or
-    halves it while it is not, then bisects; about eight runs.
-    """
-    points = {start: play(start)}
-    at_once = start
-    grows = points[start].is_carried
-    end = MAX_AT_ONCE if grows else 1
-    while points[at_once].is_carried == grows and at_once != end:
-        at_once = min(end, at_once * 2) if grows else at_once // 2
-        points[at_once] = play(at_once)
-    carried = max((n for n, point in points.items() if point.is_carried), default=0)
-    beyond = min((n for n in points if n > carried), default=carried)
-    while beyond - carried > max(1.0, _PRECISION * carried):
-        middle = (carried + beyond) // 2
-        points[middle] = play(middle)
-        if points[middle].is_carried:
-            carried = middle
-        else:
-            beyond = middle
-    return [points[n] for n in sorted(points)]
-
-
-def knee_of(points: Sequence[LoadPoint]) -> LoadPoint | None:
-    """The highest load that is carried, below the lowest one that is not; None without one."""
-    carried = None
-    for point in points:
-        if not point.is_carried:
-            break
-        carried = point
-    return carried
-
-
-def describe_knees(points: Mapping[str, Sequence[LoadPoint]], ttft_s: float) -> dict[str, Any]:
-    """The document: each policy's knee, and its curve of jobs an hour against job time."""
-    return {
-        "ttft_s": ttft_s,
-        "policies": {
-            name: {
-                "knee": None if (knee := knee_of(found)) is None else _as_dict(knee),
-                "curve": [_as_dict(point) for point in found],
-            }
-            for name, found in points.items()
-        },
-    }
-
-
-def _as_dict(point: LoadPoint) -> dict[str, Any]:
-    return {**asdict(point), "gpu_hours_per_1000_jobs": point.gpu_hours_per_1000_jobs}
-
-
-def report_knees(points: Mapping[str, Sequence[LoadPoint]], gpu: str, ttft_s: float) -> str:
-    """The curves as a table, and the answer in a sentence."""
-    header = ("policy", "at once", "in time", "first TTFT p90 s", "next TTFT p90 s", "mean job s")
-    rows = [
-        (
-            name,
-            point.at_once,
-            cell(point.in_time, ".0%"),
-            cell(point.ttft_first_p90_s),
-            cell(point.ttft_continuing_p90_s),
-            cell(point.mean_s, ".1f"),
-            cell(point.jobs_per_hour_gpu, ".0f"),
-            cell(point.tokens_per_s, ".0f"),
-        )
-        for name, found in points.items()
-        for point in found
-    ]
-    return (
-        text_table((*header, "jobs/h/GPU", "tokens/s"), rows)
-        + "\n"
-        + _sentence(points, gpu, ttft_s)
-    )
-
-
-def _sentence(points: Mapping[str, Sequence[LoadPoint]], gpu: str, ttft_s: float) -> str:
-    said = []
-    for name, found in points.items():
-        knee = knee_of(found)
-        if knee is None:
-            said.append(f"not one in time under {name}")
-            continue
-        least = "at least " if knee is found[-1] else ""
-        said.append(
-            f"{least}{knee.at_once} under {name} ({knee.jobs_per_hour_gpu:.0f} jobs an hour, "
-            f"{knee.gpu_hours_per_1000_jobs:.1f} GPU hours per 1,000 jobs)"
-        )
-    return (
-        f"Such jobs at once on {gpu} while {SHARE_IN_TIME:.0%} of turns have their first "
-        f"token within {ttft_s:g} s: {'; '.join(said)}."
-    )

@@ -1,6 +1,6 @@
 """The engine's loop on a virtual clock: vLLM's scheduler decides, the cost model prices each step.
 
-Called by run.py, step by step. Knows requests and batches; nothing of agents or tools.
+Called by run.py, step by step. It sees requests and batches, no agents or tools.
 """
 
 from __future__ import annotations
@@ -103,12 +103,11 @@ class SimulatedEngine:
         make_scheduler: Callable[[Callable[[], float]], Any],
         on_end: Callable[[LiveTurn], None],
         *,
-        now_s: float = 0.0,
         has_jumps: bool = True,
     ) -> None:
         """`make_scheduler` takes the clock. Without jumps each step computes one token per decode:
         slower, for checking."""
-        self.now_s = now_s
+        self.now_s = 0.0
         self.scheduler = make_scheduler(lambda: self.now_s)
         take_tokens_together(self.scheduler)
         self.plugin = Plugin(self.scheduler)
@@ -137,10 +136,6 @@ class SimulatedEngine:
         return self.now_s if self.turns else math.inf
 
     @property
-    def num_waiting(self) -> int:
-        return int(self.scheduler.get_request_counts()[1])
-
-    @property
     def num_free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -153,7 +148,6 @@ class SimulatedEngine:
     def send(self, turn: LiveTurn, now_s: float) -> None:
         """Take in the request of a turn."""
         self.reach(now_s)
-        turn.waits_since_s = self.now_s
         turn.request = make_request(
             turn.request_id,
             self._prompt[: turn.prompt_tokens],
@@ -348,9 +342,6 @@ class SimulatedEngine:
 
     def _count_admitted(self, turn: LiveTurn, hit_tokens: int) -> None:
         turn.is_admitted = True
-        if turn.waits_since_s is not None and turn.is_returning:
-            self.plugin.returning_turn_waited(self.now_s - turn.waits_since_s)
-        turn.waits_since_s = None
         size = self._machine.block_tokens
         possible_tokens = min(turn.known_tokens, turn.request.num_tokens - 1) // size * size
         self.counters.recomputed_tokens += max(0, possible_tokens - hit_tokens)

@@ -6,23 +6,13 @@ Imports vLLM. A stock scheduler has no plugin: it reports nothing and takes no s
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.api.balancer import EngineTable, rank_for
-from agentkv.integrations.vllm.api.engine_client import merge_timestamps
-from agentkv.integrations.vllm.watch.load_reports import EngineLoad, EngineReport
 
-from .fleet import Sticky, Upstream
 from .machine import Machine
-from .turns import LiveTurn
 from .vllm_scheduler import SchedulerShape, build_scheduler, quiet_vllm
-
-WAITS_REPORTED = 20
-"""Returning turns whose waits a stock engine's report averages, as many as the plugin's."""
 
 
 def make_scheduler(
@@ -60,7 +50,6 @@ class Plugin:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._retention = getattr(scheduler, "retention", None)
-        self._waits_s: deque[float] = deque(maxlen=WAITS_REPORTED)
 
     @property
     def next_expiry_s(self) -> float:
@@ -84,49 +73,3 @@ class Plugin:
     def signal(self, op: str, job_key: str, *args: Any) -> None:
         """Hand it a tool event ("tool") or the release of a job ("release")."""
         engine_side.call(self._scheduler, op, [job_key, *args])
-
-    def returning_turn_waited(self, wait_s: float) -> None:
-        """Note the wait of a job's later turn, for the report of a stock engine."""
-        self._waits_s.append(wait_s)
-
-    def report(self, prefill_s: tuple[float, float, float], now_s: float) -> EngineReport:
-        """The engine's report to the balancer; a stock engine's prefills take `prefill_s`."""
-        if self._retention is None:
-            return EngineReport(fmean(self._waits_s or [0.0]), prefill_s, now_s)
-        wait_s, learned_s = self._scheduler.gauges.load_report()
-        return EngineReport(wait_s, tuple(learned_s), now_s)
-
-
-def merge_events(logs: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """One event log of several engines; None under the stock scheduler."""
-    known = [log for log in logs if log is not None]
-    return merge_timestamps(known) if known else None
-
-
-class StickySpill(Sticky):
-    """The plugin's own balancer, with its table: sticky, unless moving is expected to be faster."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-        self._table = EngineTable.of_this_process(lambda: self._now_s)
-
-    def choose(self, turn: LiveTurn, engines: Sequence[Upstream], now_s: float) -> int:
-        if turn.job_key is None:
-            return self.next_of(engines)
-        self._now_s = now_s
-        loads, reports = {}, {}
-        for engine in engines:
-            num_waiting = min(engine.num_waiting, len(engine.in_flight))
-            loads[engine.rank] = EngineLoad(num_waiting, len(engine.in_flight) - num_waiting)
-            if engine.report is not None:
-                reports[engine.rank] = engine.report
-        asked = (turn.job_key, turn.parent_key, turn.prompt_tokens)
-        rank = rank_for(self._table, *asked, loads, reports, now_s)
-        if rank is None:
-            rank = self.next_of(engines)
-        self._table.put(turn.job_key, rank)
-        return rank
-
-    def choose_for_signal(self, job_key: str, engines: Sequence[Upstream]) -> int:
-        return self.if_up(self._table.get(job_key), engines)

@@ -14,7 +14,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +42,7 @@ from ..progress import progress
 from ..rows import RUN_FILE, TURNS_FILE, RunWriter, provenance, require_free, row_facts
 from ..tables import cell, text_table
 from ..workload.plans import Workload, deal_jobs, with_children
-from .alone import (
-    DEFAULT_TTFT_S,
-    LoadPoint,
-    alone_s,
-    describe_knees,
-    find_knee,
-    jobs_that_fit,
-    measure,
-    report_knees,
-)
-from .fleet import DEFAULT_ROUTER, FleetPlan, add_fleet_options, parse_failure
+from .alone import alone_s, jobs_that_fit
 from .machine import DEFAULT_DRAM_GIB, Limits, Machine, add_machine_options, make_machine
 
 if TYPE_CHECKING:
@@ -72,23 +62,19 @@ KEYS = (
     *("hit_rate", "preemptions", "recomputed_tokens", "tokens_per_s"),
 )
 """What the document says of each policy."""
-FLEET_KEYS = ("turns_by_engine", "moved_turns", "resent_turns")
-"""What it says of several engines, too."""
 _SHOWN = tuple(name for name in COLUMNS if name != "p90_s")
-"""The table's columns; those of conversations, steps and fleets only where there are any."""
-_FLEET_FLAGS = ("engines", "router", "fail")
-_NOT_OF_THE_RUN = ("out", "force", "json", "policy", *_FLEET_FLAGS)
+"""The table's columns; those of conversations and steps only where there are any."""
+_NOT_OF_THE_RUN = ("out", "force", "json", "policy")
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """The runs to simulate; `options` are the flags they were made from. No fleet: one engine."""
+    """The runs to simulate; `options` are the flags they were made from."""
 
     workload: Workload
     described: dict[str, Any]
     machine: Machine
     policies: tuple[PolicyChoice, ...]
-    fleet: FleetPlan | None
     options: argparse.Namespace
 
     def folder_of(self, policy: PolicyChoice) -> Path | None:
@@ -109,7 +95,7 @@ class SimulationPlan:
             "versions": where["versions"] | {"vllm": VLLM_VERSION},
             "is_simulated": True,
             "repeat": 0,
-            "config": {**config, "model": self.machine.model, **self.described_fleet()},
+            "config": {**config, "model": self.machine.model},
         }
 
     def document(self, runs: Sequence[RunOutcome], ended_early: str | None) -> dict[str, Any]:
@@ -119,14 +105,9 @@ class SimulationPlan:
             "machine": self.machine.as_dict(),
             "seed": self.workload.seed,
             "ended_early": ended_early,
-            **self.described_fleet(),
             "policies": {run.policy: policy_entry(summarize(run), run.server) for run in runs},
             "metadata": self.metadata(),
         }
-
-    def described_fleet(self) -> dict[str, Any]:
-        """The fleet as rows and document have it; empty for one engine."""
-        return {} if self.fleet is None else {"fleet": asdict(self.fleet)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -138,8 +119,6 @@ def main(argv: Sequence[str]) -> int:
 
         return calibrate(argv[1:])
     options = _parser().parse_args(argv)
-    if options.knee:
-        return _find_knees(options)
     plan = make_plan(options)
     runs, reason = _run_all(plan)
     if reason is not None:
@@ -153,39 +132,10 @@ def main(argv: Sequence[str]) -> int:
     return DONE if is_done else FAILED
 
 
-def _find_knees(options: argparse.Namespace) -> int:
-    """Print how many jobs at once each policy carries; raises what making a plan does."""
-    for name in ("jps", "concurrency", "arrivals", "out"):
-        if getattr(options, name) is not None:
-            raise InputError(
-                f"--knee: finds the load itself, and keeps no rows: leave out --{name}"
-            )
-    plan = make_plan(argparse.Namespace(**{**vars(options), "concurrency": 1}))
-    num_engines = options.engines or 1
-    start = max(1, round(jobs_that_fit(plan.workload.jobs, plan.machine) * num_engines))
-    found = {}
-    for policy in plan.policies:
-
-        def play(at_once: int, policy: PolicyChoice = policy) -> LoadPoint:
-            jobs = max(options.jobs or 0, 3 * at_once)
-            loaded = argparse.Namespace(**{**vars(options), "concurrency": at_once, "jobs": jobs})
-            run, reason = _run_policy(make_plan(loaded), policy, {})
-            if reason is not None:
-                raise RunError(reason)
-            return measure(run, at_once, options.ttft, options.num_gpus * num_engines)
-
-        found[policy.name] = find_knee(start, play)
-    if not options.json:
-        print(report_knees(found, options.gpu, options.ttft))
-    print_document(describe_knees(found, options.ttft), is_asked_for=options.json)
-    return DONE
-
-
 def make_plan(options: argparse.Namespace) -> SimulationPlan:
     """The runs that the flags describe; raises InputError."""
     has_number = options.jobs is not None
     fill_in(options, {"workload": "reference", "jobs": DEFAULT_JOBS})
-    fleet = _fleet_of(options)
     names = dict.fromkeys(options.policy or DEFAULT_POLICIES)
     policies = [simulated_policy(name) for name in names]
     num_blocks = None if options.blocks in (None, INFINITE) else _num_blocks(options.blocks)
@@ -210,7 +160,7 @@ def make_plan(options: argparse.Namespace) -> SimulationPlan:
     if "clients" in options:
         workload = deal_jobs(workload, options.clients)
         described["clients"] = options.clients
-    return SimulationPlan(workload, described, machine, tuple(policies), fleet, options)
+    return SimulationPlan(workload, described, machine, tuple(policies), options)
 
 
 def _find_load(options: argparse.Namespace, machine: Machine, *, has_number: bool) -> None:
@@ -218,8 +168,7 @@ def _find_load(options: argparse.Namespace, machine: Machine, *, has_number: boo
     than the default where it takes more, unless a flag says how many."""
     at_once = {"concurrency": 1, "jps": None, "arrivals": None, "duration": None}
     jobs = workload_of(argparse.Namespace(**{**vars(options), **at_once})).jobs
-    num_fit = jobs_that_fit(jobs, machine) * (options.engines or 1)
-    options.concurrency = max(2, round(OVERLOAD * num_fit))
+    options.concurrency = max(2, round(OVERLOAD * jobs_that_fit(jobs, machine)))
     if not has_number:
         options.jobs = max(options.jobs, 3 * options.concurrency)
     print(
@@ -227,16 +176,6 @@ def _find_load(options: argparse.Namespace, machine: Machine, *, has_number: boo
         f"{OVERLOAD:g} times what the pool holds, {options.jobs} jobs in all",
         file=sys.stderr,
     )
-
-
-def _fleet_of(options: argparse.Namespace) -> FleetPlan | None:
-    if options.engines is None:
-        for name in ("router", "fail"):
-            if getattr(options, name) is not None:
-                raise InputError(f"--{name}: there is one engine; give --engines R, too")
-        return None
-    failures = tuple(parse_failure(text) for text in options.fail or ())
-    return FleetPlan(options.engines, options.router or DEFAULT_ROUTER, failures)
 
 
 def _num_blocks(text: str) -> int:
@@ -283,7 +222,6 @@ def _run_policy(
         dram_gib=options.dram_gib,
         record_events=RECORD_EVENTS if options.record and folder is not None else 0,
         has_tags=not options.untagged,
-        fleet=plan.fleet,
     )
     simulation = Simulation(plan.workload, plan.machine, policy, run_options, alone_s=alone)
     facts = row_facts(policy.name, plan.described, metadata)
@@ -347,8 +285,7 @@ def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[
     noted = ("reloads", "reloaded_tokens", *faults)
     seen = {name: server[name] for name in noted if server.get(name)}
     of_roles = {key: summary[key] for key in ROLE_KEYS if key in summary}
-    of_fleets = {key: server[key] for key in FLEET_KEYS if key in server}
-    return {**{key: summary[key] for key in KEYS}, **of_roles, **of_fleets, **seen}
+    return {**{key: summary[key] for key in KEYS}, **of_roles, **seen}
 
 
 def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
@@ -374,9 +311,8 @@ def _sentence(runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, An
     if not means or (first := next(iter(policies))) not in means:
         return "No job was completed."
     if not any(entry["recomputed_tokens"] or entry["preemptions"] for entry in policies.values()):
-        engines = runs[0].metadata["config"].get("fleet", {}).get("engines", 1)
         peaks = (run.server["peak_blocks"] / run.metadata["num_blocks"] for run in runs)
-        peak = max(peaks) / engines
+        peak = max(peaks)
         load = "--jps" if runs[0].workload.get("concurrency") is None else "--concurrency"
         return (
             f"Memory was never short: at most {math.ceil(100 * peak)}% of the pool was taken, and "
@@ -393,7 +329,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
     )
     add_machine_options(parser)
-    add_fleet_options(parser)
     add_workload_options(parser)
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -412,10 +347,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--dram-gb-s", type=positive, metavar="GB", help=rate)
     dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
     add("--clients", type=loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
-    knee = "instead of one load: how many such jobs at once before turns wait"
-    add("--knee", action="store_true", help=knee)
-    bound = "with --knee: seconds within which 90%% of turns have their first token"
-    add("--ttft", type=positive, default=DEFAULT_TTFT_S, metavar="S", help=f"{bound} (default 2)")
     add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
     add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
     add("--record", action="store_true", help="with --out: also keep each policy's event log")

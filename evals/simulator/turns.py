@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..workload.plans import Prefix
@@ -71,36 +71,13 @@ class LiveTurn:
     """Tokens of the context that were computed before: the hits of a perfect cache."""
     tags: dict[str, Any] | None = None
     owner: Any = None
-    is_returning: bool = False
-    """True for a later turn of a job."""
-    context: str = ""
-    """What a router sees of the prompt: a name for its text, and `prefixes`, from the shortest."""
-    prefixes: tuple[Prefix, ...] = ()
-    job_key: str | None = None
-    """Read from the headers by a router, as `parent_key` is; None if the client sends none."""
-    parent_key: str | None = None
     num_generated: int = 0
     computed_tokens: int = 0
     is_admitted: bool = False
-    waits_since_s: float | None = None
-    """Time at which it reached the engine; None once it has had its first blocks."""
     cached_tokens: int = 0
     first_token_s: float | None = None
     ended_s: float | None = None
     request: Any = field(default=None, repr=False)
-
-    def sent_again(self) -> LiveTurn:
-        """The same turn for another engine, since this one is gone with all that it computed."""
-        return replace(
-            self,
-            known_tokens=max(self.known_tokens, self.computed_tokens),
-            num_generated=0,
-            computed_tokens=0,
-            is_admitted=False,
-            cached_tokens=0,
-            first_token_s=None,
-            request=None,
-        )
 
     @property
     def is_prefilling(self) -> bool:

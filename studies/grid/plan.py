@@ -55,10 +55,6 @@ class Regime:
     gpu: str = "h100"
     model: str | None = None
     num_gpus: int = 1
-    engines: int = 1
-    router: str = "sticky-spill"
-    failures: tuple[str, ...] = ()
-    """Each ENGINE@SECONDS:RECOVERS."""
     dram_gib: float | None = None
     """Size of the tier that every policy has; None: only those that end in +offload, 64 GiB."""
 
@@ -90,10 +86,10 @@ class Regime:
         return made if self.clients is None else deal_jobs(made, self.clients)
 
     def rate_jps(self) -> float | None:
-        """Jobs per second that arrive, over all engines; None where others say when."""
+        """Jobs per second that arrive; None where others say when."""
         if self.multiple is None:
             return self.jps
-        return self.multiple * self.engines * _one_x_jps(replace(self, multiple=None))
+        return self.multiple * _one_x_jps(replace(self, multiple=None))
 
 
 @lru_cache
@@ -183,7 +179,7 @@ def read_study(path: Path) -> Study:
 def _group(given: dict[str, Any]) -> Group:
     """The regimes of one table: a list, or a table of names, is an axis of the grid."""
     policies, seeds = tuple(given.pop("policies")), tuple(given.pop("seeds"))
-    failures, clients = tuple(given.pop("failures", ())), given.pop("clients", None)
+    clients = given.pop("clients", None)
     name = given.pop("name", given.get("workload", DEFAULT_WORKLOAD))
     axes = {
         name: _axis(name, each) for name, each in given.items() if isinstance(each, list | dict)
@@ -194,7 +190,7 @@ def _group(given: dict[str, Any]) -> Group:
         labels = [label for label, _ in chosen]
         whole = ", ".join([name, *labels] if isinstance(name, str) else labels)
         values = dict(zip(axes, (value for _, value in chosen), strict=True))
-        regimes.append(Regime(whole, **fixed, **values, failures=failures, clients=clients))
+        regimes.append(Regime(whole, **fixed, **values, clients=clients))
     return Group(tuple(regimes), policies, seeds)
 
 
@@ -203,5 +199,5 @@ def _axis(name: str, given: Sequence[Any] | Mapping[str, Any]) -> list[tuple[str
     if isinstance(given, Mapping):
         return list(given.items())
     forms = {"pool_blocks": "{:,} blocks", "multiple": "{:g}x", "concurrency": "{} at once"}
-    forms |= {"jps": "{:g} jobs/s", "engines": "{} engines"}
+    forms["jps"] = "{:g} jobs/s"
     return [(forms.get(name, "{}").format(value), value) for value in given]

@@ -24,7 +24,6 @@ from agentkv.errors import InputError
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, summarize
 from agentkv.evals.progress import progress
 from agentkv.evals.rows import RowFile, provenance, read_rows
-from agentkv.evals.simulator.fleet import FleetPlan, parse_failure
 from agentkv.evals.simulator.simulate import policy_entry
 
 from .plan import Unit
@@ -46,7 +45,6 @@ def simulate(unit: Unit) -> Row:
     options = RunOptions(
         dram_gib=dram_gib,
         has_tags=policy.has_tags,
-        fleet=FleetPlan(regime.engines, regime.router, tuple(map(parse_failure, regime.failures))),
     )
     played = policy.played(workload)
     result = Simulation(played, machine, policy.choice, options, alone_s=alone_s).run()

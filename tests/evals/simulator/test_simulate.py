@@ -124,25 +124,6 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
         assert json.loads(line)["policies"]["fcfs"][key] > 0.0
 
 
-def test_several_engines_are_in_the_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Document, table and event log say how turns were spread over engines, and what failed."""
-    flags = [*SMALL, "--engines", "2", "--router", "sticky", "--fail", "1@4"]
-    flags += ["--policy", "agentkv", "--record", "--out", str(tmp_path)]
-    assert main(flags) == 0
-    table, *_, line = capsys.readouterr().out.splitlines()
-    assert "moved turns" in table
-    document = json.loads(line)
-    failure = {"rank": 1, "at_s": 4.0, "recovers_s": None}
-    assert document["fleet"] == {"engines": 2, "router": "sticky", "failures": [failure]}
-    entry = document["policies"]["agentkv"]
-    assert sum(entry["turns_by_engine"]) == 8 * 6 + entry["resent_turns"]
-    record = json.loads((tmp_path / "agentkv" / "timestamps.json").read_text())
-    events = [event for events in record["jobs"].values() for event in events]
-    assert {event["engine"] for event in events} == {0, 1}
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -153,9 +134,6 @@ def test_several_engines_are_in_the_document(
         (["--jps", "1", "--trace", "TRACE"], "line 1"),
         (["--gpu", "PROFILE", "--jps", "1", *STOCK, "--policy", "fcfs+offload"], "kv_token_bytes"),
         (["--jps", "1", "--jobs", "2", *STOCK, "--out", "PROFILE"], "profile.json/fcfs"),
-        (["--jps", "1", "--router", "sticky"], "--router: there is one engine; give --engines"),
-        (["--jps", "1", "--fail", "0@5"], "--fail: there is one engine; give --engines"),
-        (["--jps", "1", "--engines", "2", "--router", "random"], "allowed are round-robin, least"),
     ],
 )
 def test_bad_input_is_refused(
@@ -179,7 +157,7 @@ def test_bad_input_is_refused(
     "flags",
     [
         *(["--gpu"], ["--jps", "1"], [*GPU, "--num-gpus", "0"], [*GPU, "--clients", "alice"]),
-        *([*GPU, "--dram-gib", "-1"], [*GPU, "--dram-gb-s", "0"], [*GPU, "--engines", "0"]),
+        *([*GPU, "--dram-gib", "-1"], [*GPU, "--dram-gb-s", "0"]),
     ],
 )
 def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:

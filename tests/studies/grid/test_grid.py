@@ -30,11 +30,10 @@ pool_blocks = { short = 1500, roomy = 9000 }
 tools = ["recorded", "longtail"]
 
 [[regimes]]
-name = "fleet"
+name = "two clients"
 num_jobs = 2
 max_turns = 2
 concurrency = [1]
-engines = 2
 pool_blocks = 2000
 clients = { alice = 2.0, bob = 1.0 }
 seeds = [4]
@@ -57,9 +56,9 @@ def test_a_list_is_an_axis_of_the_grid(tmp_path: Path) -> None:
         "swebench, short, longtail, seed 3, fcfs",
     ]
     assert [unit.seed for unit in units] == [3] * 8 + [4] * 9
-    fleet = units[-1].regime
-    assert (fleet.name, fleet.concurrency, fleet.engines) == ("fleet, 1 at once", 1, 2)
-    assert {job.client for job in fleet.jobs(4, num_jobs=20).jobs} == {"alice", "bob"}
+    shared = units[-1].regime
+    assert (shared.name, shared.concurrency) == ("two clients, 1 at once", 1)
+    assert {job.client for job in shared.jobs(4, num_jobs=20).jobs} == {"alice", "bob"}
     assert len({unit.key for unit in units}) == len(units)
 
 
@@ -90,12 +89,12 @@ def test_the_studies_here_can_be_played(path: Path) -> None:
 
 
 def test_1x_is_bounded_by_memory_and_by_compute() -> None:
-    """The rate grows with the pool until the GPU is full, and with the engines."""
+    """The rate grows with the pool until the GPU is full."""
     short = Regime("short", pool_blocks=1500, multiple=1.0, max_turns=10)
     rates = [replace(short, pool_blocks=blocks).rate_jps() or 0 for blocks in (1500, 2999, 90_000)]
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
     assert rates[2] < 60 * rates[0]
-    assert replace(short, engines=3, multiple=2.0).rate_jps() == pytest.approx(6 * rates[0])
+    assert replace(short, multiple=2.0).rate_jps() == pytest.approx(2 * rates[0])
     assert Regime("named", jps=0.5).rate_jps() == 0.5
 
 
@@ -130,7 +129,7 @@ def test_a_study_is_played_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     study_of(tmp_path)
     page = tmp_path / "README.md"
     page.write_text(f"Before.\n{MARKS[0]}\n{MARKS[1]}\nAfter.\n")
-    options = [str(tmp_path), "--regimes", "short, recorded|fleet", "--seeds", "4"]
+    options = [str(tmp_path), "--regimes", "short, recorded|two clients", "--seeds", "4"]
     assert main(options) == 0
     rows = read_units(tmp_path / "rows.jsonl")
     assert [row["policy"] for row in rows] == ["fcfs", "agentkv", "agentkv@untagged"]
