@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest
 # xgrammar asks for triton, 1 GB that nothing imports on a CPU
 UV_INSTALL = $(BIN)/uv pip install --quiet --excludes $(VENV)/left-out.txt --python
 
-.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check docs format bench-overhead release clean
+.PHONY: setup demo test test-fast test-server test-long test-fleet test-openai3 test-pythons test-lowest test-upstream test-versions test-frameworks soak soak-tier check figures docs format bench-overhead release clean
 
 setup: $(STAMP)
 
@@ -157,6 +157,10 @@ check: $(STAMP) docs
 	$(BIN)/python -m tests.house.words
 
 # The site, in site/; a link that leads nowhere is an error. The pages' text goes with it, for llms.txt.
+# The figures of the docs, from rows of the repository.
+figures: $(DEMO_STAMP)
+	$(BIN)/agentkv plot studies/cpu_server/rows.jsonl --kind policies --format svg --out docs/results --force
+
 docs: $(STAMP)
 	$(BIN)/zensical build --strict
 	cd docs && cp --parents llms.txt $$(find . -name '*.md') ../site/

@@ -20,8 +20,10 @@ from typing import Any
 
 from agentkv.errors import AgentKVError, RunError
 from agentkv.evals.commands.bench import read_plan
-from agentkv.evals.outcomes import summarize
+from agentkv.evals.figures import draw_jobs
+from agentkv.evals.outcomes import RunOutcome, summarize
 from agentkv.evals.player.servers import BenchPlan
+from agentkv.evals.run_table import table_of
 
 TOOLS = Path(__file__).parent / "tool_times.jsonl"  # commands of 1 to 5 s; a turn draws one
 OUT = Path("demo-runs")
@@ -56,13 +58,18 @@ def main(argv: Sequence[str] = ()) -> int:
 def play(options: argparse.Namespace, plan: BenchPlan) -> int:
     """Measure both, say what came of it, and keep the picture."""
     found: dict[str, Mapping[str, Any]] = {}
+    runs: list[RunOutcome] = []
     for run in plan.play_all(resume=options.resume):
+        runs.append(run)
         found[run.policy] = summarize(run)
         if found[run.policy]["completed"] < len(run.jobs):
             raise RunError(f"not all jobs under {run.policy} were done: see {plan.out}")
         say(f"{NAMES[run.policy]}: {describe(found[run.policy])}")
     stock, ours = found["fcfs"], found["agentkv"]
     say(f"\n{headline(stock, ours)}")
+    assert plan.out is not None, "servers of one's own have a folder"
+    picture = draw_jobs(table_of(runs), "fcfs", plan.out / "jobs.svg")
+    say(f"both as a picture, a line a job: {picture.resolve()}")
     say(NEXT)
     return 0
 

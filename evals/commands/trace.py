@@ -161,7 +161,7 @@ def report(found: Mapping[str, Any]) -> str:
 
 def draw_trace(jobs: Jobs, path: Path) -> Path:
     """Write a picture of two panels."""
-    from ..figures.drawing import BLUE, VERMILLION, common_style, new_figure, save
+    from ..figures import BLUE, VERMILLION, common_style, new_figure, save
 
     with common_style():
         figure = new_figure(9.0, 3.6)

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from scipy.stats import binomtest
 
-from ..figures.drawing import in_order
+from ..figures import in_order
 from ..outcomes import describe_durations, mean
 from ..rows import require_free, write_whole
 from ..tables import cell, markdown_table

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from matplotlib.figure import Figure
 
-from agentkv.evals.figures.drawing import BLUE, GREY, VERMILLION, common_style, save
+from agentkv.evals.figures import BLUE, GREY, VERMILLION, common_style, save
 from agentkv.evals.rows import write_whole
 from agentkv.evals.tables import markdown_table
 from studies.grid.play import read_units

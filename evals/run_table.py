@@ -1,0 +1,192 @@
+"""Reads runs into a table, a row a run, and groups those that can share a figure.
+
+Two runs share a figure if they differ in policy, load, seed and repeat alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from agentkv.errors import InputError
+
+from .outcomes import RunOutcome, summarize
+from .rows import read_rows, read_runs
+
+LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
+"""What can be swept, with the label of its axis."""
+CONDITIONS = {
+    "gpu": "on {}",
+    "model": "model {}",
+    "workload": "workload {}",
+    "tools": "{} tools",
+    "blocks": "pool of {} blocks",
+    "simulated": "simulated",
+    "num_gpus": "{} GPUs",
+    "turns": "{} turns a job at most",
+    "trace": "trace {}",
+    "token_scale": "tokens x {}",
+    "max_context_tokens": "contexts to {} tokens",
+    "max_num_seqs": "{} turns at once",
+    "max_num_batched_tokens": "batches to {} tokens",
+    "max_model_len": "server takes {} tokens",
+    "block_size": "blocks of {} tokens",
+    "arrivals": "arrivals {}",
+    "mode": "{}",
+}
+"""What sets runs apart that cannot share a figure, in words."""
+_USUAL = {"num_gpus": 1, "token_scale": 1.0, "tools": "recorded", "arrivals": "poisson"}
+_USUAL |= {"mode": "replay"}
+_BLOCK_FLAG = "--num-gpu-blocks-override"
+
+
+def load_runs(paths: Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+    """A row a run that has a finished job, and a line on each that has none.
+
+    A path is a folder with runs anywhere below it, or a `.jsonl` file of summaries, one a line.
+    Raises InputError for rows that are missing or misshapen, and if no run is left.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in map(Path, paths):
+        try:
+            if path.suffix == ".jsonl" and path.name != "turns.jsonl":
+                rows += [_row_of_summary(line) for line in read_rows(path, ("policy", "mean_s"))]
+            elif path.is_file() and path.name not in ("turns.jsonl", "run.json"):
+                raise InputError(f"{path}: not a run: give its folder, or a .jsonl of summaries")
+            else:
+                rows += map(row_of, read_runs([path]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error
+    left_out = [
+        f"{row['policy']}: none of its {row['jobs']} jobs is done, left out"
+        for row in rows
+        if not row["completed"]
+    ]
+    kept = [row for row in rows if row["completed"]]
+    if not kept:
+        raise InputError("; ".join(left_out) or f"{', '.join(map(str, paths))}: no run in it")
+    return pd.DataFrame(kept), left_out
+
+
+def table_of(runs: Iterable[RunOutcome]) -> pd.DataFrame:
+    """The runs as `load_runs` has them."""
+    return pd.DataFrame([row_of(run) for run in runs])
+
+
+def row_of(run: RunOutcome) -> dict[str, Any]:
+    """Raise ValueError, TypeError or AttributeError for values that cannot be drawn."""
+    for job in run.jobs:
+        if not math.isfinite(job.duration_s + sum(turn.latency_s for turn in job.turns)):
+            raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
+    kind = next((kind for kind in LOADS if run.workload.get(kind) is not None), None)
+    return {
+        **summarize(run),
+        "load_kind": kind,
+        "load": float(run.workload[kind]) if kind else math.nan,
+        "seed": run.workload.get("seed"),
+        "repeat": run.metadata.get("repeat"),
+        "commit": run.metadata.get("commit"),
+        "setting": _setting(run),
+        "outcomes": run.jobs,
+    }
+
+
+def _row_of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    kind = next((kind for kind in LOADS if summary.get(kind) is not None), None)
+    setting = tuple((n, str(summary[n])) for n in CONDITIONS if summary.get(n) is not None)
+    facts = {
+        "load_kind": kind,
+        "load": float(summary[kind]) if kind else math.nan,
+        "jobs": summary.get("completed", 1),
+        "completed": 1,
+        "job_durations": [],
+        "setting": setting,
+        "outcomes": (),
+    }
+    return facts | dict(summary)
+
+
+def _setting(run: RunOutcome) -> tuple[tuple[str, str], ...]:
+    """What the runs of one figure have in common; a usual value is left out."""
+    config = run.metadata.get("config") or {}
+    flags = list(config.get("server_flags") or ())
+    asked = config.get("blocks") or config.get("num_gpu_blocks_override")
+    if asked is None and _BLOCK_FLAG in flags[:-1]:
+        asked = flags[flags.index(_BLOCK_FLAG) + 1]
+    given = {name: config.get(name, run.workload.get(name)) for name in CONDITIONS}
+    given["gpu"] = config.get("gpu") or "server"
+    given["model"] = config.get("model") or run.metadata.get("model")
+    given["workload"] = run.workload.get("name")
+    # an endless pool is one of its policy: it stands next to any other
+    given["blocks"] = None if run.policy.endswith("@infinite") else asked
+    given["simulated"] = "simulated" if run.metadata.get("is_simulated") else None
+    return tuple(
+        (name, _text(value))
+        for name, value in given.items()
+        if value is not None and value != _USUAL.get(name)
+    )
+
+
+def _text(value: object) -> str:
+    """A value as text; a file (a profile, a trace, a model's folder) gives its own name."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return Path(text).stem if "/" in text or text.endswith(".json") else text
+
+
+def grouped(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The runs of each setting, by a name for files of what sets it apart; "" for a single one.
+
+    Runs on a pool without limit join every setting that differs in nothing else.
+    """
+    is_endless = runs["policy"].str.endswith("@infinite")
+    settings = list(dict.fromkeys(runs["setting"][~is_endless])) or list(set(runs["setting"]))
+    without_blocks = {s: tuple(p for p in s if p[0] != "blocks") for s in settings}
+    found = {}
+    for setting in settings:
+        joins = is_endless & (runs["setting"] == without_blocks[setting])
+        apart = [
+            value
+            for name, value in setting
+            if any(dict(other).get(name) != value for other in settings)
+        ]
+        if not apart and len(settings) > 1:
+            apart = ["usual"]
+        found["_".join(apart).replace("/", "-")] = runs[(runs["setting"] == setting) | joins]
+    return found
+
+
+def heaviest(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs under the heaviest load; all of them if no load was set."""
+    return runs if runs["load"].isna().all() else runs[runs["load"] == runs["load"].max()]
+
+
+def conditions(runs: pd.DataFrame) -> str:
+    """The text under a figure: machine, workload, model, pool, n, seeds and commits."""
+    parts = [
+        CONDITIONS[name].format(value)
+        for name, value in dict.fromkeys(pair for each in runs["setting"] for pair in each)
+    ]
+    counts = runs.groupby(["policy", "load", "setting"], dropna=False).size()
+    if "repeats" in runs:
+        counts = runs["repeats"]
+    least, most = int(counts.min()), int(counts.max())
+    parts.append(f"n = {least if least == most else f'{least} to {most}'} runs a point")
+    if "repeats" not in runs:
+        least, most = int(runs["jobs"].min()), int(runs["jobs"].max())
+        parts.append(f"{least if least == most else f'{least} to {most}'} jobs a run")
+    for name in ("seed", "commit"):
+        known = list(dict.fromkeys(runs[name].dropna())) if name in runs else []
+        if known:
+            shown = ", ".join(str(int(v) if name == "seed" else v) for v in known[:5])
+            parts.append(f"{name}{'s' if len(known) > 1 else ''} {shown}")
+    missing = int((runs["jobs"] - runs["completed"]).sum()) if runs["outcomes"].any() else 0
+    if missing:
+        parts.append(f"{missing} jobs failed or cut, not counted in durations")
+    return "; ".join(parts)
