@@ -8,7 +8,6 @@ client library, so what is sent is on this page.
 from __future__ import annotations
 
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -57,17 +56,6 @@ class BlockPool:
 
     block_size: int
     num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """One answer; `cached_tokens` is None if the server does not report it."""
-
-    text: str
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int | None
-    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,34 +160,26 @@ class ServerUnderTest:
 
     def chat(
         self, model: str, messages: list[dict[str, str]], *, job_id: str, is_last_step: bool
-    ) -> ChatAnswer:
-        """Run one turn of a job, greedily; raises TurnError if no answer comes."""
-        body = {
-            "model": model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": _MAX_OUTPUT_TOKENS,
-            "job_id": job_id,
-            "is_last_step": is_last_step,
-        }
-        started_s = time.monotonic()
+    ) -> dict[str, Any]:
+        """Run one turn of a job, greedily; returns the reply with its usage, or raises TurnError.
+
+        Tags go in headers, which any server takes.
+        """
+        body = {"model": model, "messages": messages, "temperature": 0}
+        body["max_tokens"] = _MAX_OUTPUT_TOKENS
+        tags = {"X-AgentKV-Job": job_id, "X-AgentKV-Last-Step": str(is_last_step).lower()}
+        path = "/v1/chat/completions"
         try:
-            response = self._http.post("/v1/chat/completions", json=body, timeout=_TURN_TIMEOUT_S)
+            response = self._http.post(path, json=body, headers=tags, timeout=_TURN_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise TurnError(f"the server did not answer: {error!r}") from error
-        latency_s = time.monotonic() - started_s
         if not response.is_success:
             raise TurnError(f"HTTP {response.status_code}: {visible(response.text[:300])}")
         with _read(f"no chat reply with its usage: {response.text[:300]}", TurnError):
-            answer = response.json()
-            usage = answer["usage"]
-            return ChatAnswer(
-                text=answer["choices"][0]["message"]["content"] or "",
-                prompt_tokens=usage["prompt_tokens"],
-                output_tokens=usage["completion_tokens"],
-                cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-                latency_s=latency_s,
-            )
+            answer: dict[str, Any] = response.json()
+            int(answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"])
+            str(answer["choices"][0]["message"]["content"])
+            return answer
 
     def job(self, job_id: str) -> dict[str, Any]:
         """What the server says of the job; empty if it has no plugin, or knows no such job."""

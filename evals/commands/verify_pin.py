@@ -1,5 +1,8 @@
 """`agentkv verify-pin`: does this server keep a job's KV cache while its tools run?
 
+    agentkv verify-pin --url http://localhost:8000
+    agentkv verify-pin --url http://localhost:8000 --json --out runs/pins
+
 Runs one job of five turns with a pause after each, reads the server's own metrics around every
 turn and in every pause, and leaves a second job alone until its TTL is over. Use it on a server
 that is otherwise idle.
@@ -7,7 +10,6 @@ that is otherwise idle.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -26,34 +28,31 @@ from agentkv.visible import visible
 
 from ..options import add_kept, add_server
 from ..rows import require_writable, write_whole
-from ..server import BlockPool, ChatAnswer, ServerFacts, ServerUnderTest, Snapshot, TurnError
+from ..server import BlockPool, ServerFacts, ServerUnderTest, Snapshot, TurnError
 
 NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
     " the turn ends: start it with --scheduling-policy agentkv"
 )
-HEADINGS = (
-    *("turn", "prompt tok", "cached tok", "output tok", "latency ms"),
-    *("before", "after", "expected", " full", "  gap"),
-)
+HEADINGS = "turn  prompt  cached  output  latency ms  before  after  expected  full   gap  happened"
 LEGEND = (
-    "blocks in use before and after each turn; expected = ceil((prompt + output) / block size),"
-    "\nfull = whole blocks, the ones that can stay (the last token sampled has no KV yet);"
-    "\ngap = largest change while the tool ran"
+    "tokens of prompt, found in the cache, and generated; blocks in use before and after a turn;"
+    "\nexpected = ceil((prompt + output) / block size), full = whole blocks, the ones that can stay"
+    "\n(the last token sampled has no KV yet); gap = largest change while the tool ran"
 )
 READING_EVERY_S = 0.3
 _TTL_READING_EVERY_S = 0.1
-# Pins of earlier runs end by themselves; a server busy for longer is in use.
 _MAX_WAIT_FOR_IDLE_S = 10.0
-# How much later than promised a pin may be seen to end.
+"""Pins of earlier runs end by themselves; a server busy for longer is in use."""
 _TTL_MARGIN_S = 2.0
-# A turn's answer can arrive a moment before its numbers do.
+"""How much later than promised a pin may be seen to end."""
 _SETTLE_S = 0.05
-# Tokenizers make 2.5 to 4.5 characters of such text into one token; a low guess gives text that
-# is rather too long than too short.
+"""A turn's answer can arrive a moment before its numbers do."""
 _CHARS_PER_TOKEN = 4
-# Each turn must fill at least one block more than the one before it.
+"""Tokenizers make 2.5 to 4.5 characters of such text into one token; a low guess gives text that
+is rather too long than too short."""
 _BLOCKS_PER_TURN = 1.5
+"""Each turn must fill at least one block more than the one before it."""
 
 
 class TurnScript(NamedTuple):
@@ -119,6 +118,16 @@ class TurnRow:
         """The largest change in the gap from the reading after the turn, with its sign."""
         return max((blocks - self.blocks_after for blocks in self.gap_blocks), key=abs, default=0)
 
+    def __str__(self) -> str:
+        """The turn as a line under HEADINGS."""
+        gap = "-" if self.is_last_step else f"{self.change_in_gap_blocks:+d}"
+        return (
+            f"{self.turn:4}  {self.prompt_tokens:6}  {self.cached_tokens:6}  "
+            f"{self.output_tokens:6}  {self.latency_s * 1e3:10.0f}  {self.blocks_before:6}  "
+            f"{self.blocks_after:5}  {self.blocks_touched:8}  {self.blocks_full:4}  {gap:>4}  "
+            f"{visible(f'{self.user_prompt} {self.happened}')}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TTLTrial:
@@ -134,6 +143,13 @@ class TTLTrial:
     ttl_s: float | None
     held_s: float | None
     waited_s: float
+
+    def __str__(self) -> str:
+        ttl = "not told" if self.ttl_s is None else f"{self.ttl_s:.2f} s"
+        seen = f"{self.blocks_at_end} blocks in use after {self.waited_s:.1f} s"
+        if self.held_s is not None:
+            seen = f"free {self.held_s:.2f} s after the turn"
+        return f"left alone: {self.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +175,8 @@ class PinExperiment:
         self,
         server: ServerUnderTest,
         facts: ServerFacts,
-        options: argparse.Namespace,
-        on_row: Callable[[TurnRow, int], None],
+        options: Any,
+        on_row: Callable[[TurnRow], None],
     ) -> None:
         self._server = server
         self._facts = facts
@@ -200,7 +216,7 @@ class PinExperiment:
             for turn, script in enumerate(TURNS, start=1):
                 messages.append({"role": "user", "content": before_prompt + script.user_prompt})
                 row = self._turn(turn, messages, job_id)
-                self._on_row(row, self.pool.block_size)
+                self._on_row(row)
                 yield row
                 messages.append({"role": "assistant", "content": row.reply})
                 before_prompt = f"Output:\n{script.simulated_output(self.pool.block_size)}\n\n"
@@ -210,23 +226,24 @@ class PinExperiment:
     def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> TurnRow:
         is_last_step, block_size = turn == len(TURNS), self.pool.block_size
         before = self._server.snapshot()
-        reply = self._chat(messages, job_id, is_last_step=is_last_step)
+        reply, latency_s = self._chat(messages, job_id, is_last_step=is_last_step)
+        usage = reply["usage"]
         after, job = self._server.snapshot(), self._server.job(job_id)
-        cached_tokens = reply.cached_tokens
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if cached_tokens is None:  # as by default: vLLM tells them on request only
             cached_tokens = after.cached_tokens - before.cached_tokens
-        num_tokens = reply.prompt_tokens + reply.output_tokens
+        num_tokens = usage["prompt_tokens"] + usage["completion_tokens"]
         happened = "freed: last step" if is_last_step else "not pinned"
         if job.get("pinned_blocks"):
             happened = f"pinned {job['pinned_blocks']} blocks: {job['ttl_reason']}"
         return TurnRow(
             turn=turn,
             user_prompt=TURNS[turn - 1].user_prompt,
-            reply=reply.text,
-            prompt_tokens=reply.prompt_tokens,
-            output_tokens=reply.output_tokens,
+            reply=reply["choices"][0]["message"]["content"] or "",
+            prompt_tokens=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
             cached_tokens=cached_tokens,
-            latency_s=reply.latency_s,
+            latency_s=latency_s,
             blocks_touched=ceil(num_tokens / block_size),
             blocks_full=(num_tokens - 1) // block_size,
             blocks_before=self._held(before),
@@ -262,12 +279,17 @@ class PinExperiment:
         self._server.release(job_id)
         return TTLTrial(before, after, at_end, ttl_s, held_s, waited_s)
 
-    def _chat(self, messages: Any, job_id: str, *, is_last_step: bool) -> ChatAnswer:
+    def _chat(
+        self, messages: Any, job_id: str, *, is_last_step: bool
+    ) -> tuple[dict[str, Any], float]:
+        """The reply, and the seconds until it was there."""
+        started_s = time.monotonic()
         model = self._facts.model
         reply = self._server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
+        latency_s = time.monotonic() - started_s
         self._num_requests += 1
         time.sleep(_SETTLE_S)
-        return reply
+        return reply, latency_s
 
     def _read_idle(self) -> Snapshot:
         """A reading while none of our requests runs: any request that does is someone else's."""
@@ -290,18 +312,18 @@ def main(argv: Sequence[str]) -> int:
     try:
         with ServerUnderTest(options.url, api_key=options.api_key) as server:
             facts = server.facts(options.model)
-            rows = PinExperiment(server, facts, options, lambda *row: say(row_line(*row)))
+            rows = PinExperiment(server, facts, options, say)
             policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
             pool = rows.pool
             seen = visible(f"{facts.model}, {policy}")
             say(f"{seen}, {pool.num_blocks} blocks of {pool.block_size} tokens")
-            say(f"{LEGEND}\n{table_line(HEADINGS, 'what happened')}")
+            say(f"{LEGEND}\n{HEADINGS}")
             run = rows.run()
     except TurnError as error:
         print(f"the run broke off: {error}", file=sys.stderr)
         return FAILED
     checks = judge(run)
-    say("\n".join([ttl_line(run.ttl_trial), "", *verdict_lines(run, checks)]))
+    say("\n".join([str(run.ttl_trial), "", *verdict_lines(run, checks)]))
     document = {
         "agentkv_version": agentkv.__version__,
         "passed": not any(checks.values()),
@@ -321,30 +343,6 @@ def main(argv: Sequence[str]) -> int:
             return FAILED
         say(f"written to {result_file}")
     return DONE if document["passed"] else FAILED
-
-
-def row_line(row: TurnRow, block_size: int) -> str:
-    """One turn as a line under the headings."""
-    tokens = (row.prompt_tokens, row.cached_tokens, row.output_tokens)
-    gap = "-" if row.is_last_step else f"{row.change_in_gap_blocks:+d}"
-    blocks = (row.blocks_before, row.blocks_after, row.blocks_touched, row.blocks_full, gap)
-    values = (row.turn, *tokens, f"{row.latency_s * 1e3:.0f}", *blocks)
-    return table_line(values, f"{row.user_prompt} {row.happened}")
-
-
-def table_line(values: Sequence[object], text: str) -> str:
-    """Columns as wide as their headings: rows are printed one by one as turns end."""
-    cells = (f"{value:>{len(head)}}" for value, head in zip(values, HEADINGS, strict=True))
-    return "  ".join([*cells, visible(text)])
-
-
-def ttl_line(trial: TTLTrial) -> str:
-    """The second job in one sentence."""
-    ttl = "not told" if trial.ttl_s is None else f"{trial.ttl_s:.2f} s"
-    seen = f"{trial.blocks_at_end} blocks in use after {trial.waited_s:.1f} s"
-    if trial.held_s is not None:
-        seen = f"free {trial.held_s:.2f} s after the turn"
-    return f"left alone: {trial.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
 
 
 def judge(run: PinRun) -> dict[str, list[str]]:
@@ -408,7 +406,7 @@ def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]
     return lines
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Any:
     parser = command_parser("verify-pin", __doc__)
     add: Any = parser.add_argument
     add("--url", type=url, required=True, help="the server, with or without /v1")

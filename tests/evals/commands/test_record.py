@@ -30,7 +30,7 @@ def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFi
 
 
 def test_a_job_that_is_not_there_is_named(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--job picks what is shown; an unknown one is refused with those that are there."""
+    """--job picks what is shown; an unknown one is refused with the known ones."""
     assert agentkv(["record", source, "--job", "job-1"]) == 0
     assert "\n1 job, 2 turns" in capsys.readouterr().out
     assert agentkv(["record", source, "--job", "job-9"]) == 2
