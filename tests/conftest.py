@@ -59,9 +59,9 @@ ORDER_OF = {path: order for order, path in enumerate(GROUP_OF)}
 SLOW = (
     *("tests/client/test_fault_matrix.py", "tests/client/test_process.py"),
     *("tests/evals/commands/test_bench.py", "tests/evals/commands/test_plot.py"),
-    *("tests/evals/swebench/test_report.py"),
+    "tests/evals/swebench/test_report.py",
     "tests/evals/simulator/test_workloads.py",
-    *("tests/evals/simulator/test_simulate.py"),
+    "tests/evals/simulator/test_simulate.py",
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
     *(
         "tests/evals/traces/test_event_logs.py::test_a_simulated",
@@ -77,7 +77,7 @@ SLOW = (
     "tests/integrations/vllm/engine/test_weight_updates.py",
     "tests/integrations/vllm/watch/test_kv_frees.py",
     "tests/integrations/test_runs.py::test_many_runs_at_once",
-    *("tests/evals/simulator/test_run.py", "tests/evals/commands/test_policy.py"),
+    "tests/evals/simulator/test_run.py",
     "tests/tool_calls/test_adversarial.py::test_adversarial_replies_take_no_longer",
 )
 """What takes seconds a test: all of it is `slow`, so that `make test-fast` stays fast."""
