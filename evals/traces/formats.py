@@ -1,4 +1,4 @@
-"""Knows every kind of log that `--trace` and `agentkv trace` read, and finds out which a file is.
+"""Reads the logs of agents that `--trace` and `agentkv record` take, and finds out their kinds.
 
 A folder is read whole: all its logs of any kinds. What else is in it is passed over, as one line on
 standard error says.
@@ -18,12 +18,12 @@ from typing import Any
 from agentkv.errors import InputError, reason_of
 
 from ..event_log import holds_event_log
-from . import claude_code, codex, requests, spans, trajectories
+from . import claude_code, codex, mini_swe_agent, spans
 from .own import TURN_FIELDS, read_event_log, read_own_turns
 from .text import TokenCounter
 from .turns import TracedTurn, jobs_among
 
-SUFFIXES = (".json", ".jsonl", ".traj", ".log", ".txt")
+SUFFIXES = (".json", ".jsonl")
 """What logs end with in a folder, `.gz` behind it or not."""
 _NAMED = 3
 """Files passed over that are named; the others are counted."""
@@ -44,21 +44,14 @@ FORMATS = (
     Format("Codex rollout", codex.is_codex, codex.read_codex),
     Format(
         "mini-swe-agent trajectory",
-        trajectories.is_mini_swe_agent,
-        trajectories.read_mini_swe_agent,
+        mini_swe_agent.is_mini_swe_agent,
+        mini_swe_agent.read_mini_swe_agent,
     ),
-    Format("SWE-agent trajectory", trajectories.is_swe_agent, trajectories.read_swe_agent),
-    Format("ATIF trajectory", trajectories.is_atif, trajectories.read_atif),
     Format("OpenTelemetry spans (OTLP JSON)", spans.is_otlp, spans.read_otlp),
-    Format("kv-cache-tester / AgentX trace", requests.is_agentx, requests.read_agentx),
-    Format("Mooncake trace", requests.is_mooncake, requests.read_mooncake),
-    Format("TensorRT-LLM execution trace", requests.is_tensorrt_llm, requests.read_tensorrt_llm),
-    Format("OpenHands events", trajectories.is_openhands, trajectories.read_openhands),
 )
-OWN = "agentkv trace"
+OWN = "a line a turn"
 EVENT_LOG = "agentkv event log"
-VLLM_LOG = "vLLM server log"
-NAMES = (OWN, EVENT_LOG, *(one.name for one in FORMATS), VLLM_LOG)
+NAMES = (OWN, EVENT_LOG, *(one.name for one in FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +156,22 @@ def _read_file(path: Path, count: TokenCounter) -> TracedFile:
     rows = _objects(path)
     kind = next((one for one in FORMATS if any(map(one.matches, rows[:20]))), None)
     if kind is None:
-        lines = _text(path).splitlines()
-        if not any(map(requests.is_vllm_line, lines)):
-            if not any(lines):
-                raise InputError(f"{path}: is empty")
-            seen = f"fields {', '.join(list(first)[:8])}" if first else f"{lines[0][:60]!r}"
-            known = ", ".join(NAMES)
-            raise InputError(
-                f"{path}: of no known kind; seen: {seen}; known: {known}; a line of the project's "
-                f"own kind needs {TURN_FIELDS}"
-            )
-        name, turns = VLLM_LOG, list(requests.read_vllm_log(path.stem, lines))
-    else:
-        name = kind.name
-        try:
-            turns = list(kind.read(path.name.split(".")[0], rows, count))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            what = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(f"{path}: a {name} that does not fit: {what}") from error
+        text = _text(path)
+        if not text.strip():
+            raise InputError(f"{path}: is empty")
+        seen = f"fields {', '.join(list(first)[:8])}" if first else f"{text.splitlines()[0][:60]!r}"
+        raise InputError(
+            f"{path}: of no known kind; seen: {seen}; known: {', '.join(NAMES)}; a line a turn "
+            f"needs {TURN_FIELDS}"
+        )
+    try:
+        turns = list(kind.read(path.name.split(".")[0], rows, count))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: a {kind.name} that does not fit: {what}") from error
     if not turns:
-        raise InputError(f"{path}: a {name} without a call of a model")
-    return TracedFile(path, name, turns)
+        raise InputError(f"{path}: a {kind.name} without a call of a model")
+    return TracedFile(path, kind.name, turns)
 
 
 def _text(path: Path) -> str:

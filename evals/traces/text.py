@@ -82,9 +82,3 @@ def command_of(name: object, arguments: Any) -> str:
         {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
     )
     return next((call.command for call in calls if call.command), None) or str(name or "tool")
-
-
-def command_in(text: str) -> str | None:
-    """The command that a reply calls, as the client library reads it; None without one."""
-    calls = parse_tool_calls(text)
-    return "\n".join(call.command or call.name for call in calls) or None

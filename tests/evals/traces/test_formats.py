@@ -11,7 +11,7 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.evals.traces.formats import read_files, read_turns
 from agentkv.evals.traces.turns import job_plans, jobs_among
-from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
+from agentkv.evals.workload.plans import JobPlan, TurnPlan
 
 
 def stamp(second: float) -> str:
@@ -33,6 +33,20 @@ def jobs_in(path: Path, kind: str) -> list[JobPlan]:
     files = read_files(path)
     assert {file.kind for file in files} == {kind}
     return job_plans(jobs_among([turn for file in files for turn in file.turns]))
+
+
+def trajectory(*commands: str) -> dict[str, Any]:
+    """A run of mini-swe-agent without usage: tokens are counted from the text."""
+    replies = [
+        {"role": "assistant", "content": command * 40, "extra": {"actions": [{"command": command}]}}
+        for command in commands
+    ]
+    return {"trajectory_format": "mini-swe-agent-1.1", "messages": replies}
+
+
+def own(job_id: str) -> dict[str, Any]:
+    tokens = {"prompt_tokens": 10, "output_tokens": 2}
+    return {"job_id": job_id, "turn": 0, **tokens, "command": None, "tool_s": None}
 
 
 def claude(second: float, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -168,84 +182,6 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
     assert job.turns[1].added_tokens == 70
 
 
-def test_swe_agent(tmp_path: Path) -> None:
-    """Without usage tokens are counted from the text, and said to be an estimate."""
-    step = {"action": "ls\n", "observation": "o" * 80, "response": "r" * 40, "execution_time": 0.3}
-    history = [{"role": "system", "content": "s" * 400}, {"role": "assistant", "content": "r"}]
-    path = document(tmp_path / "i.traj", {"trajectory": [step, step], "history": history})
-    turns = read_turns(path)
-    assert [(turn.prompt_tokens, turn.output_tokens) for turn in turns] == [(100, 10), (130, 10)]
-    assert {turn.counted for turn in turns} == {"estimate"}
-    assert (turns[0].command, turns[0].tool_s) == ("ls", 0.3)
-
-
-def test_openhands(tmp_path: Path) -> None:
-    """Actions of one reply are one turn; the observation that names the action ends its tool."""
-
-    def action(number: int, at_s: float, prompt: int, **more: Any) -> dict[str, Any]:
-        usage = {"prompt_tokens": prompt, "completion_tokens": 12}
-        metadata = {"tool_call_id": "c", "model_response": {"id": f"r{number}", "usage": usage}}
-        common = {"id": number, "source": "agent", "timestamp": stamp(at_s)}
-        return common | {"tool_call_metadata": metadata} | more
-
-    path = document(
-        tmp_path / "run.json",
-        [
-            {
-                "id": 1,
-                "source": "user",
-                "timestamp": stamp(0),
-                "action": "message",
-                "args": {"content": "hi"},
-            },
-            action(2, 3.0, 800, action="run", args={"command": "git status"}),
-            {
-                "id": 3,
-                "source": "agent",
-                "timestamp": stamp(3.4),
-                "observation": "run",
-                "cause": 2,
-                "content": "",
-            },
-            action(4, 6.0, 900, action="finish", args={}),
-        ],
-    )
-    (job,) = jobs_in(path, "OpenHands events")
-    first = job.turns[0]
-    assert (first.added_tokens, first.command) == (800, "git status")
-    assert first.tool_s == pytest.approx(0.4)
-    assert job.turns[1] == TurnPlan(88, 12, "", 0.0)
-
-
-def test_atif(tmp_path: Path) -> None:
-    """Steps of the agent are turns; the format has no times of tools."""
-    call = {"tool_call_id": "c", "function_name": "bash", "arguments": {"command": "cargo build"}}
-    metrics = {"prompt_tokens": 400, "completion_tokens": 9, "cached_tokens": 0}
-    later = metrics | {"prompt_tokens": 200, "cached_tokens": 160}
-    path = document(
-        tmp_path / "t.json",
-        {
-            "schema_version": "ATIF-v1.4",
-            "session_id": "run-3",
-            "agent": {"name": "terminus-2", "version": "1"},
-            "steps": [
-                {"step_id": 1, "source": "user", "message": "build"},
-                {
-                    "step_id": 2,
-                    "source": "agent",
-                    "message": "",
-                    "tool_calls": [call],
-                    "metrics": metrics,
-                },
-                {"step_id": 3, "source": "agent", "message": "done", "metrics": later},
-            ],
-        },
-    )
-    first, last = read_turns(path)
-    assert (first.job_id, first.command, first.tool_s) == ("run-3", "cargo build", None)
-    assert (last.prompt_tokens, last.kept_tokens) == (200, 160)
-
-
 def span(number: int, parent: int, start_s: float, end_s: float, **facts: Any) -> dict[str, Any]:
     kinds = {int: "intValue", str: "stringValue"}
     return {
@@ -287,120 +223,16 @@ def test_opentelemetry(tmp_path: Path) -> None:
     assert (child.arrival_s, child.turns) == (1.0, (TurnPlan(70, 5, "", 0.0),))
 
 
-def test_agentx(tmp_path: Path) -> None:
-    """Names of blocks tell where a prompt broke, and what a sub-agent shares with its parent."""
-
-    def request(at_s: float, prompt: int, hashes: list[int], stop: str = "") -> dict[str, Any]:
-        call = {"t": at_s, "type": "s", "in": prompt, "out": 10, "hash_ids": hashes}
-        return call | {"api_time": 1.0, "stop": stop}
-
-    path = document(
-        tmp_path / "trace.json",
-        {
-            "id": "c1",
-            "block_size": 64,
-            "requests": [
-                request(0.0, 190, [1, 2, 3], "tool_use"),
-                {
-                    "type": "subagent",
-                    "t": 1.5,
-                    "agent_id": "x",
-                    "requests": [request(0.0, 130, [1, 8, 9])],
-                },
-                request(4.0, 250, [1, 2, 3, 4]),
-                request(9.0, 200, [1, 20, 21, 22]),
-            ],
-        },
-    )
-    (job,) = jobs_in(path, "kv-cache-tester / AgentX trace")
-    assert job.prefixes == (Prefix("c1 64", 64), Prefix("c1 190", 190))
-    (child,) = job.turns[0].children
-    assert child.prefixes == (Prefix("c1 64", 64),)
-    assert (child.arrival_s, child.turns[0].added_tokens) == (0.5, 130)
-    assert [turn.kept_tokens for turn in job.turns] == [None, None, 64]
-    assert [job.prompt_tokens(number) for number in range(3)] == [190, 250, 200]
-    assert job.turns[1].pause_s == 4.0
-
-
-@pytest.mark.parametrize("has_ids", [True, False])
-def test_mooncake(tmp_path: Path, has_ids: bool) -> None:
-    """A prompt that holds the whole blocks of an earlier one is its next turn, as is one of its
-    session."""
-    rows = [
-        {"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [1, 2, 3]},
-        {"timestamp": 500, "input_length": 900, "output_length": 30, "hash_ids": [7, 8]},
-        {"timestamp": 2000, "input_length": 1700, "output_length": 20, "hash_ids": [1, 2, 4, 5]},
-    ]
-    ids = ["a", "b", "a"] if has_ids else [None] * 3
-    told = [row | ({"session_id": one} if one else {}) for row, one in zip(rows, ids, strict=True)]
-    one, other = jobs_in(lines(tmp_path / "m.jsonl", told), "Mooncake trace")
-    assert [turn.added_tokens for turn in one.turns] == [1100, 580]
-    assert (other.arrival_s, len(other.turns)) == (0.5, 1)
-
-
-def test_tensorrt_llm(tmp_path: Path) -> None:
-    """Conversations are jobs, and tool calls of the same branch follow the reply before them."""
-    said = {"event_type": "message", "role": "assistant", "completion_tokens": 7}
-    path = document(
-        tmp_path / "t.trace.json",
-        {
-            "trace_id": "t",
-            "events": [
-                {
-                    "event_type": "message",
-                    "role": "system",
-                    "conversation_id": 0,
-                    "branch_path": [],
-                },
-                said | {"conversation_id": 0, "branch_path": [], "prompt_tokens": 50},
-                {
-                    "event_type": "tool_call",
-                    "tool_name": "think",
-                    "duration_ms": 250.0,
-                    "branch_path": [],
-                },
-                {"event_type": "parallel_start", "num_branches": 2, "branch_path": []},
-                said | {"conversation_id": 1, "branch_path": [0], "prompt_tokens": 90},
-                said | {"conversation_id": 0, "branch_path": [], "prompt_tokens": 80},
-            ],
-        },
-    )
-    lead, side = jobs_in(path, "TensorRT-LLM execution trace")
-    assert lead.turns == (TurnPlan(50, 7, "think", 0.25), TurnPlan(23, 7, "", 0.0))
-    assert [turn.added_tokens for turn in side.turns] == [90]
-
-
-def test_a_vllm_servers_log(tmp_path: Path) -> None:
-    """A prompt that begins with an earlier one is that job's next turn."""
-    log = (
-        "DEBUG 03-01 10:00:00 [request_logger.py:54] Request chatcmpl-1 details: prompt: 'a', "
-        "prompt_token_ids: [1, 2, 3], prompt_embeds shape: None.\n"
-        "DEBUG 03-01 10:00:02 [request_logger.py:95] Generated response chatcmpl-1 details: "
-        "output_token_ids: [4, 5]\n"
-        "INFO 03-01 10:00:02 [other.py:1] Avg prompt throughput: 1.0 tokens/s\n"
-        "DEBUG 03-01 10:00:09 [request_logger.py:54] Request chatcmpl-2 details: prompt: 'b', "
-        "prompt_token_ids: [1, 2, 3, 4, 5, 6], prompt_embeds shape: None.\n"
-        "DEBUG 03-01 10:00:10 [request_logger.py:95] Generated response chatcmpl-2 (streaming "
-        "complete) details: output_token_ids: [7]\n"
-    )
-    path = tmp_path / "server.log"
-    path.write_text(log)
-    (job,) = jobs_in(path, "vLLM server log")
-    assert job.turns == (TurnPlan(3, 2, "", 0.0, pause_s=7.0), TurnPlan(1, 1, "", 0.0))
-
-
 def test_a_folder_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logs of any kind; one line says what is passed over, and a folder without one is refused."""
-    (tmp_path / "notes.txt").write_text("hello\n")
+    (tmp_path / "notes.json").write_text("hello\n")
     with pytest.raises(InputError, match="no log in it that can be read"):
         read_turns(tmp_path)
-    step = {"action": "ls", "observation": "o", "response": "r", "execution_time": 0.3}
-    document(tmp_path / "a.traj", {"trajectory": [step], "history": []})
-    rows = [{"timestamp": 0, "input_length": 10, "output_length": 2}]
-    lines(tmp_path / "deep" / "m.jsonl", rows)
-    assert [turn.job_id for turn in read_turns(tmp_path)] == ["a", "m/r0"]
+    document(tmp_path / "a.traj.json", trajectory("ls"))
+    lines(tmp_path / "deep" / "m.jsonl", [own("m")])
+    assert [turn.job_id for turn in read_turns(tmp_path)] == ["a", "m"]
     assert capsys.readouterr().err == (
-        f"agentkv: {tmp_path}: passed over: notes.txt (of no known kind)\n"
+        f"agentkv: {tmp_path}: passed over: notes.json (of no known kind)\n"
     )
 
 
@@ -432,10 +264,9 @@ def test_a_folder_of_sessions_is_read_for_what_it_has(
 
 def test_two_runs_of_one_task_are_two_jobs(tmp_path: Path) -> None:
     """Files of one name in two folders: a job each, in its own order."""
-    for run, action in (("run1", "ls"), ("run2", "make all tests")):
-        step = {"action": action, "observation": "o" * len(action), "response": action * 9}
+    for run, command in (("run1", "ls"), ("run2", "make all tests")):
         (tmp_path / run).mkdir()
-        document(tmp_path / run / "i.traj", {"trajectory": [step, step], "history": []})
+        document(tmp_path / run / "i.traj.json", trajectory(command, command))
     turns = read_turns(tmp_path)
     assert [(turn.job_id, turn.turn) for turn in turns] == [
         *(("i", 0), ("i", 1), ("i (2)", 0), ("i (2)", 1)),
@@ -446,8 +277,7 @@ def test_two_runs_of_one_task_are_two_jobs(tmp_path: Path) -> None:
     ("value", "seen"),
     [
         ({"trajectory_format": "mini-swe-agent-1.1", "messages": 5}, "that does not fit"),
-        ({"schema_version": "ATIF-v1.4", "steps": []}, "without a call of a model"),
-        ({"id": "c", "block_size": 64, "requests": [{"in": "many"}]}, "that does not fit"),
+        ({"trajectory_format": "mini-swe-agent-1.1", "messages": []}, "without a call of a model"),
         ({"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t"}]}]}]}, "that does not fit"),
         ({"hello": 1}, "of no known kind; seen: fields hello"),
     ],
