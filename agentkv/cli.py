@@ -20,9 +20,8 @@ COMMANDS = {
     "run": (
         "integrations.launcher",
         "",
-        "start a Python program whose agents' runs are jobs, without changing it",
+        "start a coding agent on a server, or a Python program whose agents' runs are jobs",
     ),
-    "env": ("env", "", "print the settings that point a coding agent at a server"),
     "doctor": ("integrations.vllm.doctor", "", "check the installation and a server"),
     "verify-pin": (
         "evals.commands.verify_pin",

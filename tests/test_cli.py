@@ -52,8 +52,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
     ).stdout
     for words, completed in (
         ("si", "simulate"),
-        ("env --mo", "--model"),
-        ("env ope", "opencode openhands"),
+        ("explain --ur", "--url"),
         ("swebench ev", "eval"),
     ):
         line = ["agentkv", *words.split()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 import unicodedata
 from collections.abc import Iterator
@@ -71,8 +70,8 @@ COMMANDS = (
     "record {url} --job nope",
     "record {log}",
     "explain --worst 1 --url {url}",
-    *(f"env {agent} {{url}}" for agent in ("aider", "codex", "claude", "opencode")),
-    "doctor --url {url} --model {log.parent}",
+    *(f"run {agent} {{url}} --print" for agent in ("aider", "codex", "claude", "opencode")),
+    "doctor --url {url}",
     "verify-pin --url {url}",
     "verify-pin --url {url} --model other",
     "bench --url {url}",
@@ -98,6 +97,6 @@ def test_other_text_stays(text: str) -> None:
 
 
 def test_codex_reads_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """The TOML, in a JSON document as well, is valid and means the name."""
-    assert main(["env", "codex", "http://h", "--model", EVIL, "--json"]) == 0
-    assert tomllib.loads(json.loads(capsys.readouterr().out)["text"])["model"] == EVIL
+    """The TOML is valid and means the name."""
+    assert main(["run", "codex", "http://h", "--model", EVIL, "--print"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["model"] == EVIL

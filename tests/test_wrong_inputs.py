@@ -45,7 +45,7 @@ WRONG = [
     ("predict", "required: COMMAND"),
     ("predict EMPTY", "no command: give the text that bash would run"),
     ("explain", "give either a JOB or --worst N"),
-    ("env", "required: AGENT, URL"),
+    ("run claude", "required: URL"),
     # a file
     *((f"{command} nofile", "nofile: no such file") for command in ("record", f"{GPU} --trace")),
     ("bench --trace nofile", "nofile: no such file"),

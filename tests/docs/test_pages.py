@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.env import settings_of
+from agentkv.coding_agents import settings_of
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
@@ -196,15 +196,15 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("page", "agent"), [("claude-code", "claude"), ("codex", "codex"), ("opencode", "opencode")]
 )
-def test_quick_starts_show_what_env_prints(page: str, agent: str) -> None:
-    """The file to copy is the one that `agentkv env` prints, or has its variables."""
+def test_quick_starts_show_what_run_prints(page: str, agent: str) -> None:
+    """The file to copy is the one that `agentkv run --print` prints, or has its variables."""
     text = (DOCS / f"quick-start/{page}.md").read_text(encoding="utf-8")
     shown = settings_of(agent, "http://127.0.0.1:8000", "MODEL")
     (block,) = re.findall(r"^```(?:json|toml)\n(.*?)^```$", text, re.M | re.S)
-    if shown["text"] is None:
-        assert json.loads(block) == {"env": shown["environment"]}
+    if shown.text is None:
+        assert json.loads(block) == {"env": shown.environment}
     else:
-        assert block.strip() == shown["text"]
+        assert block.strip() == shown.text
 
 
 def test_quick_starts_are_short() -> None:

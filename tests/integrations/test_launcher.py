@@ -174,3 +174,16 @@ def test_a_python_without_agentkv_goes_on(folder: Path) -> None:
     done = run("--", sys.executable, "program.py", folder=folder)
     assert done.stdout.strip() == "done"
     assert done.stderr.count("agentkv run:") == 1
+
+
+def test_a_program_that_is_not_python_is_named_and_runs(folder: Path) -> None:
+    """A line says that only Python programs have jobs; a script for Python gets none."""
+    done = run("--", "ls", folder=folder)
+    assert "program.py" in done.stdout
+    assert done.stderr == (
+        "agentkv run: ls is no Python program: only Python programs that it starts have jobs\n"
+    )
+    script = folder / "console-script"
+    script.write_text(f"#!{sys.executable}\nprint(1)\n")
+    script.chmod(0o755)
+    assert run("--", str(script), folder=folder).stderr == ""
