@@ -144,8 +144,12 @@ class AgentKVPolicy(Policy):
         if prediction is None:
             return Decision(self.undecided_ttl(cost), command)
         price_s = self.price_s(cost)
-        hold_s = best_hold_s(prediction.p_over, price_s)
-        odds = f"P(longer) {prediction.p_over(hold_s):.2f}" if hold_s else "too long to hold for"
+        hold_s = best_hold_s(prediction.distribution.p_over, price_s)
+        odds = (
+            f"P(longer) {prediction.distribution.p_over(hold_s):.2f}"
+            if hold_s
+            else "too long to hold for"
+        )
         worth = f"coming back is worth {price_s:.2f} s of holding"
         ttl = self.capped(hold_s, f"{odds}, {worth}")
         return Decision.predicted(command, prediction, ttl, is_from_now=False)

@@ -20,12 +20,16 @@ def parse_tool_calls(message: object) -> list[ToolCall]:
     is left out; `command` is None if its tool runs no bash or has nothing to run. Never raises,
     for any message; linear in its length.
     """
-    try:
-        body = body_of(message)
-        structured = structured_calls(body)
-        text = "" if structured is not None else "\n".join(texts(body))
-    except Exception:  # an object may raise at any access, even when asked for its class
-        return []
+    structured, text = None, ""
+    if type(message) is str:
+        text = message
+    else:
+        try:
+            body = body_of(message)
+            structured = structured_calls(body)
+            text = "" if structured is not None else "\n".join(texts(body))
+        except Exception:  # an object may raise at any access, even when asked for its class
+            return []
     if structured is not None or not text:
         return structured or []
     # its patterns take 10 ms to compile, which `import agentkv` shall not wait for

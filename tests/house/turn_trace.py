@@ -2,9 +2,9 @@
 
 `python -m tests.house.turn_trace [--policy NAME ...]` plays a job's turns with the scripted reply
 below and traces one of them: how many calls, into how many files, and how often the file changes
-from one call to the next. A phase is what runs inside one method of RetentionManager, so vLLM's own
-calls and those of the scheduler and the seam are left out. The last line is one JSON document; exit
-status 1 if a figure is above LIMITS.
+from one call to the next. A phase is what runs inside one method of RetentionManager, and in none
+that it calls for another phase, so vLLM's own calls and those of the scheduler and the seam are
+left out. The last line is one JSON document; exit status 1 if a figure is above LIMITS.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 WHEEL = ("agentkv/", "agents/", "evals/", "integrations/")
 PHASES: Mapping[str, Sequence[str]] = {
-    "arrive": ("turn_arrived",),
+    "arrive": ("request_arrived",),
     "admit": ("turn_admitted",),
     "may it keep its blocks": ("keeps_blocks",),
-    "end": ("turn_ended",),
-    "read and decide": ("wants_reply", "read"),
+    "end": ("request_ended",),
+    "read and decide": ("_read",),
 }
 """Phase of a turn -> methods of RetentionManager that the scheduler calls for it."""
 FINISHED = "end"
@@ -37,7 +37,7 @@ decision about the pin; the reply is read after it, in a background thread."""
 
 LIMITS: Mapping[str, tuple[int, int, int]] = {
     "agentkv, finished": (50, 13, 28),
-    "agentkv, whole": (380, 48, 215),
+    "agentkv, whole": (335, 48, 195),
     "continuum, finished": (40, 13, 26),
     "continuum, whole": (110, 26, 80),
 }
@@ -102,7 +102,7 @@ class Trace:
             if phase is not None:
                 self._phases.append(phase)
             if self._phases and (name := wheel_file(frame.f_code.co_filename)) is not None:
-                self.files[self._phases[0]].append(name)
+                self.files[self._phases[-1]].append(name)
         elif phase is not None:
             self._phases.pop()
 

@@ -125,7 +125,7 @@ def rank_for(
 @guarded(None)
 def _choose(table: EngineTable, request: Any, client: Any) -> int | None:
     """The engine of a request by its tags, and by what vLLM's client knows of the engines."""
-    tags, num_tokens = tags_of(request), len(request.prompt_token_ids or ())
+    (tags, _), num_tokens = tags_of(request), len(request.prompt_token_ids or ())
     if tags.job_id is None:
         return None
     known = (_loads(client), engine_reports, time.monotonic())
@@ -147,7 +147,7 @@ def _loads(client: Any) -> dict[int, EngineLoad]:
 
 @guarded(None)
 def _note(table: EngineTable, request: Any, rank: int) -> None:
-    job_id = tags_of(request).job_id
+    job_id = tags_of(request)[0].job_id
     if job_id is not None:
         table.put(job_id, rank)
 

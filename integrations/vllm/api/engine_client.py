@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 from starlette.responses import Response
 
 from agentkv.errors import AgentKVServerError
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
 
 from ..clients import Client
 
@@ -153,12 +152,15 @@ class SharedAnswers:
 
 
 def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
-    """Put `served_client` into the sampling parameters of each request on its way to an engine.
+    """Put `served_client` and checked tags into the sampling parameters of each request on its way
+    to an engine, which trusts them.
 
     Requests of all routes pass here, one for each sample and beam, and what a body said of its
     client is overwritten. Pooling has no sampling parameters, and no job. `own_caches`: the name
     is part of the salt as well, before the request's own.
     """
+    from ..engine.requests import checked_fields
+
     core: Any = engine_client.engine_core
     add_request = core.add_request_async
 
@@ -168,10 +170,7 @@ def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
         if client is not None and own_caches:
             request.cache_salt = f"{client.name} {request.cache_salt or ''}"
         if sampling is not None and client is not None:
-            said = {**(sampling.extra_args or {}), CLIENT_FIELD: client.name}
-            said.pop(CLIENT_WEIGHT_FIELD, None)
-            weight = {} if client.weight is None else {CLIENT_WEIGHT_FIELD: client.weight}
-            sampling.extra_args = {**said, **weight}
+            sampling.extra_args = checked_fields(request, client.name, client.weight)
         await add_request(request)
 
     core.add_request_async = add_request_of_client

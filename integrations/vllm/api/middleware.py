@@ -234,7 +234,7 @@ def fold(body: bytes, headers: Mapping[str, str], passed_over: list[TagError]) -
     """Return the body with its tags and those of the headers under `vllm_xargs`.
 
     A tag given twice is taken from the top level first, then from a nested `extra_body`, then from
-    `vllm_xargs`, then from our headers, then from what other software sends (`foreign_tags`). The
+    `vllm_xargs`, then from our headers, then from what other software sends (`add_foreign`). The
     rest of the body stays byte for byte the same; a body that vLLM will reject (no JSON object,
     `vllm_xargs` of a wrong type) is returned unchanged. Takes about 2 ms per MB of body.
 

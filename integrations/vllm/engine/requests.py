@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,12 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.request import Request
 
 from agentkv.errors import TagError
+from agentkv.policies.jobs import Prompt
 from agentkv.policies.names import PARSER_KEY
-from agentkv.policies.settings import MAX_WEIGHT
 from agentkv.protocol import (
     CLIENT_FIELD,
     CLIENT_WEIGHT_FIELD,
+    TAG_FIELDS,
     JobKey,
     Tags,
     bounded_id,
@@ -28,9 +29,13 @@ from agentkv.protocol import (
 from agentkv.protocol.foreign import BODY_KEYS, add_foreign
 from agentkv.tool_calls import ToolCall, parse_tool_calls
 
+from ..retention import ArrivingRequest
+from . import seam
+
 logger = init_logger(__name__)
 
 NO_TAGS = Tags()
+_CHECKED = frozenset((*TAG_FIELDS, CLIENT_FIELD, CLIENT_WEIGHT_FIELD))
 MAX_PARSING = 200_000
 """Characters of a reply times its tags and 20 more, up to which the server's parser is asked: those
 of vLLM 0.32 take time that grows with both, 4.3 s for 20 kB of HTML."""
@@ -41,44 +46,75 @@ SLOW_S, MAX_FAULTS = 0.25, 5
 interpreter meanwhile; and how often it may be slow in all, or raise in a row."""
 
 
-def tags_of(request: Request, passed_over: list[TagError] | None = None) -> Tags:
-    """The tags in a request's `vllm_xargs`, by the rules for callers who may not know agentkv.
+def tags_of(request: Any) -> tuple[Tags, Sequence[TagError]]:
+    """The tags of a request, and errors of the fields that are wrong and passed over.
 
-    Without a job's id there, what other software says there counts, or vLLM's own session id. Wrong
-    fields are passed over, and added to `passed_over`. Ids of jobs are those by which the engine
-    knows the jobs of the request's client (`JobKey`).
+    Ids of jobs are those by which the engine knows the jobs of the request's client (`JobKey`).
+    What an API server hands over (`checked_fields`) is trusted. A request that comes without one,
+    as from a trainer in the engine's own process, is checked here.
     """
-    sampling = request.sampling_params
-    fields = (sampling.extra_args or {}) if sampling is not None else {}
-    if not fields and not request.session_id:
-        return NO_TAGS
-    wrong: list[TagError] = [] if passed_over is None else passed_over
-    tags = read_tags(fields, wrong, flags_as_numbers=True)
+    passed_over: Sequence[TagError] = ()
+    fields = _fields(request)
+    client = fields.get(CLIENT_FIELD)
+    if client is None:
+        tags, passed_over = _checked(fields, request.session_id)
+    else:
+        tags = Tags(**{name: fields[name] for name in TAG_FIELDS if name in fields})
+    if tags.job_id is None:
+        return tags, passed_over
+    parent_id = tags.parent_job_id and JobKey(client or "", tags.parent_job_id)
+    return replace(
+        tags, job_id=JobKey(client or "", tags.job_id), parent_job_id=parent_id
+    ), passed_over
+
+
+def checked_fields(request: Any, client: str, weight: float | None) -> dict[str, Any]:
+    """The `vllm_xargs` that an API server hands over: the tags checked, and whose request it is."""
+    fields = _fields(request)
+    tags, _ = _checked(fields, request.session_id)
+    others = {name: value for name, value in fields.items() if name not in _CHECKED}
+    checked = {**others, **tags.as_fields(), CLIENT_FIELD: client}
+    return checked if weight is None else {**checked, CLIENT_WEIGHT_FIELD: weight}
+
+
+def _checked(fields: Mapping[str, Any], session_id: str | None) -> tuple[Tags, Sequence[TagError]]:
+    """Our own fields, then what other software sends, then vLLM's own session id."""
+    if not fields and not session_id:
+        return NO_TAGS, ()
+    passed_over: list[TagError] = []
+    tags = read_tags(fields, passed_over, flags_as_numbers=True)
     if not BODY_KEYS.isdisjoint(fields):
         tags = add_foreign(tags, (fields,), {})
-    job_id = tags.job_id or (request.session_id and bounded_id(request.session_id))
-    if not job_id:
-        return tags
-    client, parent_id = client_of(request), tags.parent_job_id
-    return replace(
-        tags,
-        job_id=JobKey(client, job_id),
-        parent_job_id=None if parent_id is None else JobKey(client, parent_id),
+    if tags.job_id is None and session_id:
+        tags = replace(tags, job_id=bounded_id(session_id))
+    return tags, passed_over
+
+
+def arriving(request: Request, tags: Tags) -> ArrivingRequest:
+    """What a request says that enters the engine."""
+    fields, token_ids, prompt = _fields(request), request.prompt_token_ids, None
+    if token_ids is not None:
+        keys = seam.cache_keys(request)
+        prompt = Prompt(token_ids, request.block_hashes, keys, request.trace_headers)
+    return ArrivingRequest(
+        request_id=request.request_id,
+        num_prompt_tokens=request.num_prompt_tokens,
+        prompt=prompt,
+        tags=tags,
+        client=fields.get(CLIENT_FIELD, ""),
+        weight=fields.get(CLIENT_WEIGHT_FIELD),
+        priority=request.priority,
     )
 
 
 def client_of(request: Request) -> str:
     """The client that the API server named; "" without an API server."""
-    sampling = request.sampling_params
-    client = (sampling.extra_args or {}).get(CLIENT_FIELD) if sampling is not None else None
-    return client if isinstance(client, str) else ""
+    return str(_fields(request).get(CLIENT_FIELD, ""))
 
 
-def weight_of(request: Request) -> float | None:
-    """The client's weight, if the API server says one."""
+def _fields(request: Any) -> Mapping[str, Any]:
     sampling = request.sampling_params
-    weight = (sampling.extra_args or {}).get(CLIENT_WEIGHT_FIELD) if sampling is not None else None
-    return float(weight) if isinstance(weight, int | float) and 0 < weight <= MAX_WEIGHT else None
+    return (sampling.extra_args or {}) if sampling is not None else {}
 
 
 class ReplyDecoder:

@@ -20,15 +20,13 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from agentkv.errors import TagError
 from agentkv.named_classes import label_of
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
-from agentkv.policies.jobs import Context, Prompt
+from agentkv.policies.jobs import Context
 from agentkv.policies.names import CONFIG_KEY, DEFAULT_POLICY, make_policy, read_settings
 from agentkv.policies.pins import Pin
 from agentkv.policies.settings import Settings
-from agentkv.protocol import Tags
 from agentkv.watchers import EventStream
 
 from ..retention import CacheGroup, KeptBlocks, KVPool, QueueRank
@@ -39,7 +37,7 @@ from ..watch.counters import Counters, StepStats
 from ..watch.watchers import FaultLog, Gauges, RuleFaultLog, Watchers
 from . import seam
 from .queue import RankedQueue, RunningOrder
-from .requests import ReplyDecoder, ReplyParser, client_of, tags_of, weight_of
+from .requests import ReplyDecoder, ReplyParser, arriving, client_of, tags_of
 from .wakeup import EngineClock, EngineWaker, StepTimer
 
 MORE_BLOCKS = 8
@@ -163,34 +161,12 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _register(self, request: Request) -> None:
         if self.waiting is not self.queue:
             return  # vLLM's own `priority` order: everything is stock, no jobs
-        self.retention.apply_predictions()
-        passed_over: list[TagError] = []
-        tags, client = tags_of(request, passed_over), client_of(request)
+        tags, passed_over = tags_of(request)
         if passed_over:
             self.watchers.counters.add("bad_tags_total")
-        weight = weight_of(request)
-        if weight is not None:
-            self.admission.shares.weigh(client, weight)
-        name, token_ids, hashes = request.request_id, request.prompt_token_ids, request.block_hashes
-        keys, headers = seam.cache_keys(request), request.trace_headers
-        prompt = None if token_ids is None else Prompt(token_ids, hashes, keys, headers)
-        kind = self.retention.conversations.kind(tags.job_id, prompt)
-        if kind == "another":
-            tags = Tags()
-        job_id = tags.job_id
-        if job_id is None and token_ids is not None:
-            job_id = self.retention.inference.job_id_of(name, token_ids, hashes, client)
-        if job_id is None or prompt is None:
-            order, num_tokens = next(self.retention.arrivals), request.num_prompt_tokens
-            self.admission.request_arrived(name, order, num_tokens, client)
-        else:
-            is_aside, priority = kind == "aside", request.priority
-            turn = self.retention.turn_arrived(
-                name, job_id, tags, prompt=prompt, priority=priority, is_aside=is_aside
-            )
-            if self._limits_offloading:
-                num_tokens = self.retention.policy.offloaded_tokens(turn)
-                seam.limit_offloading(request, num_tokens)
+        turn = self.retention.request_arrived(arriving(request, tags))
+        if turn is not None and self._limits_offloading:
+            seam.limit_offloading(request, self.retention.policy.offloaded_tokens(turn))
 
     # A step: places, then vLLM's own schedule(), then what it did
 
@@ -309,38 +285,40 @@ class RetainingScheduler(seam.SchedulerSeam):
         is_done, name = seam.is_finished_turn(request), request.request_id
         return self.retention.keeps_blocks(name, is_finished_turn=is_done, num_tokens=hit_tokens)
 
-    def request_ended(self, request: Request, left: seam.Left) -> None:
-        is_taken = self._end_turn(request, left)
-        if not is_taken and all(pin.blocks is not left.blocks for pin in self.retention.pins):
-            self.free_blocks(left.blocks, left.fence)
-        self._read_reply(request)
+    def request_ended(
+        self, request: Request, blocks: Sequence[Any], fence: int, hit_tokens: int
+    ) -> None:
+        is_taken = self._report_end(request, blocks, fence, hit_tokens)
+        if not is_taken and all(pin.blocks is not blocks for pin in self.retention.pins):
+            self.free_blocks(blocks, fence)
         self.queue.forget_order(request)
 
     @seam.guarded(False)
-    def _end_turn(self, request: Request, left: seam.Left) -> bool:
-        context = Context(
-            request.block_hashes,
-            seam.num_computed_tokens(request) // self.pool.block_tokens,
-            self.pool.block_tokens,
-            *(request.all_token_ids, request.num_prompt_tokens),
-            None if self.pool.has_one_group else left.hit_tokens,
-        )
-        self.retention.turn_ended(
+    def _report_end(
+        self, request: Request, blocks: Sequence[Any], fence: int, hit_tokens: int
+    ) -> bool:
+        block_tokens, num_tokens = self.pool.block_tokens, seam.num_computed_tokens(request)
+        self.retention.request_ended(
             request.request_id,
             is_finished_turn=seam.is_finished_turn(request),
-            context=context,
+            context=Context(
+                block_hashes=request.block_hashes,
+                num_blocks=num_tokens // block_tokens,
+                block_tokens=block_tokens,
+                token_ids=request.all_token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                hit_tokens=None if self.pool.has_one_group else hit_tokens,
+            ),
             order=self.queue.order_of(request),
-            kept=KeptBlocks(left.blocks, seam.num_held_once(left.blocks), left.fence),
+            kept=KeptBlocks(blocks, seam.num_held_once(blocks), fence),
+            reply=partial(self._reply_of, request),
         )
         return True
 
-    @seam.guarded(None)
-    def _read_reply(self, request: Request) -> None:
-        if self.retention.wants_reply(request.request_id):
-            token_ids, stop_token_id = seam.end_of_reply(request, MAX_REPLY_TOKENS)
-            parse = partial(self._parser.calls, token_ids, stop_token_id, request.sampling_params)
-            reply = Reply(request.request_id, token_ids, stop_token_id, parse)
-            self.retention.read(reply, self.decode)
+    def _reply_of(self, request: Request) -> Reply:
+        token_ids, stop_token_id = seam.end_of_reply(request, MAX_REPLY_TOKENS)
+        parse = partial(self._parser.calls, token_ids, stop_token_id, request.sampling_params)
+        return Reply(token_ids, self.decode, stop_token_id, parse)
 
     @seam.guarded(None)
     def _guard(self, task: Task) -> None:

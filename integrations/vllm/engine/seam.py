@@ -15,7 +15,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -98,15 +98,6 @@ def guarded(otherwise: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return call
 
     return wrap
-
-
-class Left(NamedTuple):
-    """Blocks that a request which has ended keeps, reusable after step `fence`; a prefix hit finds
-    `hit_tokens` of it."""
-
-    blocks: Sequence[Any]
-    fence: int
-    hit_tokens: int
 
 
 class SchedulerSeam(Scheduler):
@@ -255,8 +246,11 @@ class SchedulerSeam(Scheduler):
         """Whether the blocks by which `hit_tokens` of a finished request can be hit stay pinned."""
         return False
 
-    def request_ended(self, request: Request, left: Left) -> None:
-        """A request has left the engine."""
+    def request_ended(
+        self, request: Request, blocks: Sequence[Any], fence: int, hit_tokens: int
+    ) -> None:
+        """A request has left the engine. It keeps `blocks`, reusable after step `fence`; a prefix
+        hit finds `hit_tokens` of it."""
 
     def request_preempted(self, request: Request) -> None:
         """A running request has lost its blocks and waits again."""
@@ -276,7 +270,7 @@ class SchedulerSeam(Scheduler):
             self.kv_cache_manager.block_pool.touch(kept)
             super()._free_blocks(request)
             self.let_go_of_prompt_end(request.request_id)
-            self.request_ended(request, Left(kept, fence, hit_tokens))
+            self.request_ended(request, kept, fence, hit_tokens)
             return
         kept = []
         loose: list[Any] = []
@@ -285,7 +279,7 @@ class SchedulerSeam(Scheduler):
             (kept if is_hashed else loose).append(block)
         self.free_blocks(loose, fence)
         del self.requests[request.request_id]
-        self.request_ended(request, Left(kept, fence, hit_tokens))
+        self.request_ended(request, kept, fence, hit_tokens)
 
     @guarded(((), 0))
     def _what_can_be_hit(self, request: Request, num_tokens: int) -> tuple[list[Any], int]:

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from agentkv.policies.jobs import Prompt
+from agentkv.protocol import Tags
+
 QueueRank = tuple[int, float, float, float]
 """A request's place among those of its client, the smallest is served first: its band, then the
 policy's rank. Between clients the band decides, then the client's place."""
@@ -56,6 +59,20 @@ class KVPool:
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
+
+
+class ArrivingRequest(NamedTuple):
+    """What a request says when it enters the engine."""
+
+    request_id: str
+    num_prompt_tokens: int
+    prompt: Prompt | None
+    """None if the prompt is given as embeddings."""
+    tags: Tags
+    client: str
+    weight: float | None
+    """The client's, if the API server says one."""
+    priority: int
 
 
 class KeptBlocks(NamedTuple):

@@ -1,8 +1,8 @@
 """Which earlier prompt a prompt goes on from, by hashes, each of which proves all before it.
 
 Among requests that name no job OpenTurns finds the ended turn that a prompt repeats with its reply.
-Under a job's id Conversations tells apart its turns, side requests and other conversations. Knows
-nothing of policies or vLLM; times are seconds on the caller's monotonic clock.
+Under a job's id Conversations tells apart its turns, side requests and other conversations. Times
+are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MAX_SIBLINGS = 128
 """Open turns remembered of prompts that are equal up to their last full block."""
 GAPS_KEPT, MIN_GAPS = 128, 8
 """Gaps of a kind that are kept, and with which a hold's length follows from them."""
-MAX_LEFT = 64
+MAX_OTHERS = 64
 """Prompts remembered of an id that its job did not go on from."""
 
 
-class Beginning(NamedTuple):
+class PromptStart(NamedTuple):
     """The first tokens of a prompt, known by the hash of their last full block."""
 
     block: int
@@ -68,13 +68,13 @@ class Beginning(NamedTuple):
     @classmethod
     def of(
         cls, prompt: Prompt | Context, num_prompt_tokens: int, num_tokens: int, block_tokens: int
-    ) -> Beginning | None:
+    ) -> PromptStart | None:
         """The full blocks of its first `num_tokens`; None if they fill none."""
         block = min(num_tokens // block_tokens, len(prompt.block_hashes)) - 1
         return cls(block, prompt.block_hashes[block], num_prompt_tokens) if block >= 0 else None
 
-    def is_of(self, prompt: Prompt) -> bool:
-        """True if a prompt has the same."""
+    def begins(self, prompt: Prompt) -> bool:
+        """True if a prompt starts with these tokens, too."""
         hashes = prompt.block_hashes
         return self.block < len(hashes) and hashes[self.block] == self.block_hash
 
@@ -88,7 +88,7 @@ _REWRITTEN_BYTES = MAX_REWRITTEN_TOKENS * _TOKEN_BYTES
 
 
 @dataclass(slots=True)
-class Kind:
+class SimilarRequests:
     """Requests that start alike: how those that continued nothing ended, and what came after
     replies."""
 
@@ -156,34 +156,39 @@ class OpenTurn:
     """The last turn of a job, or of what may become one, and what a next prompt repeats of it."""
 
     job: Job
-    prompt: Beginning
+    prompt: PromptStart
     """All of its prompt that no chat template rewrites."""
     prompt_end: bytes
     """The prompt's tokens from there on, but for those that may be rewritten."""
     reply: bytes
     """Those, and the first tokens of the reply."""
     reply_end: bytes
-    kind: Kind
+    kind: SimilarRequests
     """That of its start, when it ended."""
-    kinds: Sequence[Kind]
+    kinds: Sequence[SimilarRequests]
     """The kinds for which a first turn counts once it is continued."""
 
     @classmethod
-    def of(cls, job: Job, context: Context, kind: Kind, *, is_first: bool) -> OpenTurn | None:
+    def of(
+        cls, job: Job, context: Context, kind: SimilarRequests, *, is_first: bool
+    ) -> OpenTurn | None:
         """The turn that ended with this context; None if its prompt fills no block."""
         tokens, num_prompt_tokens = context.token_ids, context.num_prompt_tokens
         num_fixed_tokens = num_prompt_tokens - MAX_REWRITTEN_TOKENS
         block_tokens = context.block_tokens
-        prompt = Beginning.of(context, num_prompt_tokens, num_fixed_tokens, block_tokens)
+        prompt = PromptStart.of(context, num_prompt_tokens, num_fixed_tokens, block_tokens)
         if prompt is None:
             return None
         end_start = max(num_prompt_tokens, len(tokens) - MAX_REPLY_TOKENS)
+        prompt_end = tokens[(prompt.block + 1) * block_tokens : num_fixed_tokens]
         return cls(
-            *(job, prompt),
-            _packed(tokens[(prompt.block + 1) * block_tokens : num_fixed_tokens]),
-            _packed(tokens[num_fixed_tokens : num_prompt_tokens + MAX_REPLY_TOKENS]),
-            _packed(tokens[end_start:]),
-            *(kind, [kind] if is_first else ()),
+            job=job,
+            prompt=prompt,
+            prompt_end=_packed(prompt_end),
+            reply=_packed(tokens[num_fixed_tokens : num_prompt_tokens + MAX_REPLY_TOKENS]),
+            reply_end=_packed(tokens[end_start:]),
+            kind=kind,
+            kinds=[kind] if is_first else (),
         )
 
     @property
@@ -305,24 +310,27 @@ class OpenTurns:
 
 
 @dataclass(slots=True)
-class Seen:
-    """The prompts of one id."""
+class ConversationHistory:
+    """The prompts that came under one id."""
 
-    start: Beginning | None = None
+    start: PromptStart | None = None
     """The first 64 tokens of the job's last own prompt."""
-    whole: Beginning | None = None
+    whole: PromptStart | None = None
     """All of it that no template rewrites; None if that fills no block."""
-    left: deque[Beginning] = field(default_factory=lambda: deque(maxlen=MAX_LEFT))
-    """Others as a whole: side requests, and own ones that the next one did not go on from."""
+    others: deque[PromptStart] = field(default_factory=lambda: deque(maxlen=MAX_OTHERS))
+    """Other prompts as a whole: side requests, and own ones that the next one did not repeat."""
     is_shared: bool = False
 
-    def goes_on_from_left(self, prompt: Prompt) -> bool:
+    def goes_on_from_other(self, prompt: Prompt) -> bool:
         num_tokens = len(prompt.token_ids)
-        return any(each.num_prompt_tokens < num_tokens and each.is_of(prompt) for each in self.left)
+        return any(
+            other.num_prompt_tokens < num_tokens and other.begins(prompt) for other in self.others
+        )
 
 
 class Conversations:
-    """What the ids of an engine's jobs stand for. O(1) for a turn that goes on from the last.
+    """Tells whether a request under a job's id is its next turn, a side request, or another
+    conversation. O(1) for a turn that goes on from the last.
 
     A side request (a title, tags, a summary) is shorter than what the job has at the moment, and
     starts otherwise. An id is shared, as one X-Session-ID for a whole application is, once a prompt
@@ -334,45 +342,46 @@ class Conversations:
     ) -> None:
         self._block_tokens, self._jobs, self._pins = block_tokens, jobs, pins
         self._emit = stream.emit
-        self._by_job: dict[str, Seen] = {}
+        self._by_job: dict[str, ConversationHistory] = {}
 
-    def kind(self, job_id: str | None, prompt: Prompt | None) -> Literal["own", "aside", "another"]:
-        """What a request is that arrives under a job's id."""
-        job, seen = self._jobs.get(job_id or ""), self._by_job.get(job_id or "")
-        if prompt is None or job is None or seen is None or seen.whole is None:
-            return "own"
-        if seen.whole.is_of(prompt):
-            return "own"
-        if not seen.is_shared and seen.goes_on_from_left(prompt):
-            seen.is_shared = True
+    def relation(self, job_id: str, prompt: Prompt) -> Literal["turn", "side request", "another"]:
+        """Whether a request under a job's id is its next turn, a side request, or of another
+        conversation."""
+        job, history = self._jobs.get(job_id), self._by_job.get(job_id)
+        if job is None or history is None or history.whole is None:
+            return "turn"
+        if history.whole.begins(prompt):
+            return "turn"
+        if not history.is_shared and history.goes_on_from_other(prompt):
+            history.is_shared = True
             self._emit(IdShared, job.job_id)
-        if seen.is_shared:
+        if history.is_shared:
             return "another"
-        is_alike = seen.start is None or seen.start.is_of(prompt)
+        is_alike = history.start is None or history.start.begins(prompt)
         if is_alike or job.common_tokens(prompt, self._block_tokens):
-            return "own"
+            return "turn"
         is_active = bool(job.live) or self._pins.get(job.job_id) is not None
         lengths = [turn.num_prompt_tokens for turn in job.live.values() if not turn.is_side_request]
         is_shorter = len(prompt.token_ids) < max([job.context_tokens, *lengths])
-        return "aside" if is_active and is_shorter else "own"
+        return "side request" if is_active and is_shorter else "turn"
 
-    def arrived(self, job: Job, prompt: Prompt, *, is_aside: bool) -> None:
+    def arrived(self, job: Job, prompt: Prompt, *, is_side_request: bool) -> None:
         """Note the prompt of a turn of the job, or of a side request."""
-        seen = self._by_job.get(job.job_id)
-        if seen is None:
-            seen = self._by_job[job.job_id] = Seen()
+        history = self._by_job.get(job.job_id)
+        if history is None:
+            history = self._by_job[job.job_id] = ConversationHistory()
         num_tokens, size = len(prompt.token_ids), self._block_tokens
-        whole = Beginning.of(prompt, num_tokens, num_tokens - MAX_REWRITTEN_TOKENS, size)
-        last = seen.whole
-        if is_aside:
+        whole = PromptStart.of(prompt, num_tokens, num_tokens - MAX_REWRITTEN_TOKENS, size)
+        last = history.whole
+        if is_side_request:
             if whole is not None:
-                seen.left.append(whole)
+                history.others.append(whole)
             return
-        seen.whole = whole
-        if last is None or not last.is_of(prompt):  # else its start, too, is as it was
-            seen.start = Beginning.of(prompt, num_tokens, max(START_TOKENS, size), size)
+        history.whole = whole
+        if last is None or not last.begins(prompt):  # else its start, too, is as it was
+            history.start = PromptStart.of(prompt, num_tokens, max(START_TOKENS, size), size)
             if last is not None:
-                seen.left.append(last)
+                history.others.append(last)
 
     def forget(self, job_id: str) -> None:
         """The job is over."""

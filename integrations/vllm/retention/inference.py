@@ -2,8 +2,7 @@
 
 A request that has finished is remembered for a while. A later one whose prompt repeats all of its
 prompt and its reply, and goes on, is the next turn of the same conversation; the seconds between
-the two tell agents from people. Runs on the engine's main thread, but for the reading of replies;
-knows nothing of pins or policies.
+the two tell agents from people. Runs on the engine's main thread, but for the reading of replies.
 """
 
 from __future__ import annotations
@@ -12,20 +11,21 @@ import heapq
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from agentkv.durations.ttl import TTL
 from agentkv.events import Inferred
 from agentkv.policies.continuum import tool_name
-from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job
+from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job, Prompt
 from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
 from .background import BackgroundWorker
-from .conversations import Kind, OpenTurn, OpenTurns
+from .conversations import OpenTurn, OpenTurns, SimilarRequests
 from .jobs import JobTable
-from .predictor import Decode, Reply, command_of_reply
+from .predictor import Decode, Reply
 
 END_TOKENS = 64
 """Tokens at the end of a reply in which a tool call would be closed."""
@@ -68,11 +68,11 @@ class JobInference:
         )
         self._worker = worker
         self._start = max(1, START_TOKENS // block_tokens) - 1
-        self._kinds: OrderedDict[Any, Kind] = OrderedDict()
-        self._others = Kind()
+        self._kinds: OrderedDict[Any, SimilarRequests] = OrderedDict()
+        self._others = SimilarRequests()
         """Requests whose start no continued one had."""
-        self._ended: tuple[str, OpenTurn] | None = None
-        self._found: deque[tuple[OpenTurn, str]] = deque()
+        self.found: deque[tuple[OpenTurn, str]] = deque()
+        """Ended requests, each with the tool call that was read in its reply."""
         self._ending: list[tuple[float, int, int, Job]] = []
         self._numbers = itertools.count()
         self._decode: Decode | None = None
@@ -80,14 +80,13 @@ class JobInference:
 
     # A request arrives
 
-    def job_id_of(
-        self, request_id: str, prompt: Sequence[int], block_hashes: Sequence[Any], client: str = ""
-    ) -> JobKey | None:
+    def job_id_of(self, request_id: str, prompt: Prompt, client: str) -> JobKey | None:
         """Key of the job that a request without a `job_id` continues or, where such requests do,
         opens; None if it does neither."""
+        block_hashes = prompt.block_hashes
         if not self.is_on or len(block_hashes) <= self._start:
             return None
-        job = self._job_continued_by(prompt, block_hashes, client)
+        job = self._job_continued_by(prompt.token_ids, block_hashes, client)
         if job is None:
             expects_job = self._kind_of(block_hashes).opens_jobs
             return inferred_id(request_id, client) if expects_job else None
@@ -128,11 +127,11 @@ class JobInference:
         self.turns.put(turn, now_s, is_of_job=True)
         return turn.job
 
-    def _kind_of(self, block_hashes: Sequence[Any]) -> Kind:
+    def _kind_of(self, block_hashes: Sequence[Any]) -> SimilarRequests:
         return self._kinds.get(block_hashes[self._start], self._others)
 
-    def _continued_kind(self, start_hash: Any) -> Kind:
-        kind = self._kinds.setdefault(start_hash, Kind())
+    def _continued_kind(self, start_hash: Any) -> SimilarRequests:
+        kind = self._kinds.setdefault(start_hash, SimilarRequests())
         self._kinds.move_to_end(start_hash)
         if len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
@@ -140,8 +139,15 @@ class JobInference:
 
     # A turn ends
 
-    def request_ended(self, request_id: str, order: int, context: Context, client: str) -> None:
-        """A request of no job has finished: it may have opened one."""
+    def request_ended(
+        self,
+        request_id: str,
+        order: int,
+        context: Context,
+        client: str,
+        reply: Callable[[], Reply],
+    ) -> None:
+        """A request of no job has finished, and may have opened one: have its reply read."""
         if not self.is_on or len(context.block_hashes) <= self._start:
             return
         now_s, kind = self._clock(), self._kind_of(context.block_hashes)
@@ -154,32 +160,20 @@ class JobInference:
             return
         kind.ended()
         job.finish_turn(now_s, context)
-        self._ended = request_id, turn
         self.turns.put(turn, now_s, is_of_job=False)
+        self._worker.do(partial(self._look_for_call, turn, reply()), client)
 
-    def wants_reply(self, request_id: str) -> bool:
-        """True if the request that ended last may have opened a job."""
-        return self._ended is not None and self._ended[0] == request_id
-
-    def read(self, reply: Reply, decode: Decode) -> None:
-        """Look for a tool call in the reply of the request that ended last, soon or now."""
-        assert self._ended is not None
-        (_, turn), self._ended = self._ended, None
-
-        def look() -> None:
-            text, self._decode = decode(reply.token_ids[-END_TOKENS:]), decode
-            if _CLOSERS.isdisjoint(text):
-                return
-            command = command_of_reply(reply, decode)
-            if command is not None:
-                self._found.append((turn, command))
-
-        self._worker.do(look, turn.job.client)
+    def _look_for_call(self, turn: OpenTurn, reply: Reply) -> None:
+        """In the worker's thread."""
+        text, self._decode = reply.decode(reply.token_ids[-END_TOKENS:]), reply.decode
+        found = None if _CLOSERS.isdisjoint(text) else reply.tool_command()
+        if found is not None:
+            self.found.append((turn, found.command))
 
     def take_found(self) -> None:
         """Note which ended requests were found to call a tool. O(1) if there are none."""
-        while self._found:
-            turn, command = self._found.popleft()
+        while self.found:
+            turn, command = self.found.popleft()
             if self.turns.get(turn.job.job_id) is turn and turn.kinds:
                 turn.job.tool = tool_name(command) or None
                 turn.job.decision = Decision(TTL(0.0, "not pinned: no job was known"), command)

@@ -41,6 +41,7 @@ class JobTable:
         self._lease_s = lease_s
         self._is_pinned = is_pinned
         self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self.get = self._jobs.get
         self._by_client: dict[str, OrderedDict[str, Job]] = {}
         self._by_own_id: dict[str, OrderedDict[str, Job]] = {}
         self._short: dict[str, OrderedDict[str, Job]] = {}
@@ -60,9 +61,6 @@ class JobTable:
     def num_of(self, client: str | None) -> int:
         """Jobs of one client, or of all."""
         return len(self._jobs if client is None else self._by_client.get(client, ()))
-
-    def get(self, job_id: str) -> Job | None:
-        return self._jobs.get(job_id)
 
     def named(self, own_id: str) -> list[Job]:
         """The MAX_NAMED latest jobs of all clients with this id."""

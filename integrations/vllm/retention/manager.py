@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from agentkv import events
@@ -25,7 +26,7 @@ from agentkv.policies.settings import MAX_PRIORITY
 from agentkv.protocol import JobKey, Tags, ToolEvent
 from agentkv.watchers import EventStream
 
-from . import NO_BLOCKS, Host, KeptBlocks
+from . import NO_BLOCKS, ArrivingRequest, Host, KeptBlocks
 from .admission import AdmissionController
 from .background import BackgroundWorker
 from .conversations import Conversations
@@ -33,7 +34,7 @@ from .costs import RestoreCostModel
 from .inference import JobInference
 from .jobs import JobTable, RetainedEngine
 from .pins import PinManager
-from .predictor import Decode, DurationService, Reply
+from .predictor import DurationService, Reply
 from .tool_signals import PinDecisions
 
 
@@ -89,20 +90,53 @@ class RetentionManager:
         if fault.is_last:
             self._host.rank_changed(None)
 
-    # A turn arrives
+    # A request arrives
 
-    def turn_arrived(
+    def request_arrived(self, request: ArrivingRequest) -> Turn | None:
+        """Take a request in, as a turn of the job that it names or goes on from, as a side request
+        of that job, or as one of no job. Returns the turn; None without a job."""
+        self.apply_predictions()
+        name, client, prompt, tags = (
+            request.request_id,
+            request.client,
+            request.prompt,
+            request.tags,
+        )
+        if request.weight is not None:
+            self.admission.shares.weigh(client, request.weight)
+        job_id, is_side_request = tags.job_id, False
+        if job_id is not None and prompt is not None:
+            relation = self.conversations.relation(job_id, prompt)
+            is_side_request = relation == "side request"
+            if relation == "another":
+                tags, job_id = Tags(), None
+        if job_id is None and prompt is not None:
+            job_id = self.inference.job_id_of(name, prompt, client)
+        if job_id is None or prompt is None:
+            order = next(self.arrivals)
+            self.admission.request_arrived(name, order, request.num_prompt_tokens, client)
+            return None
+        return self._turn_arrived(
+            name,
+            job_id,
+            tags,
+            prompt=prompt,
+            priority=request.priority,
+            is_side_request=is_side_request,
+        )
+
+    def _turn_arrived(
         self,
         request_id: str,
         job_id: str,
         tags: Tags,
         *,
         prompt: Prompt,
-        priority: int = 0,
-        is_aside: bool = False,
+        priority: int,
+        is_side_request: bool,
     ) -> Turn:
-        """Register a turn of a job, which is inferred unless `tags` name it, or a side request;
-        `priority` is the client's, lower first. Returns the turn."""
+        """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
+        client's, lower first."""
         now_s, num_prompt_tokens = self._clock(), len(prompt.token_ids)
         order = next(self.arrivals)
         job = self.jobs.get(job_id)
@@ -130,8 +164,8 @@ class RetentionManager:
         turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
         if not self._host.pool.has_one_group:
             turn.common_tokens = job.usable(turn.common_tokens)
-        turn.is_side_request = is_aside
-        self.conversations.arrived(job, prompt, is_aside=is_aside)
+        turn.is_side_request = is_side_request
+        self.conversations.arrived(job, prompt, is_side_request=is_side_request)
         # watchers see the job before what is known of its tool goes
         parent = None if tags.parent_job_id is None else JobKey.read(tags.parent_job_id).own_id
         self._emit(events.Arrived, job.job_id, turn, tags, prompt, not is_new, parent)
@@ -202,24 +236,26 @@ class RetentionManager:
         turn.ttl = TTL(min(ttl.seconds, turn.job.max_ttl_s), ttl.reason)
         return turn.ttl.seconds > 0
 
-    def turn_ended(
+    def request_ended(
         self,
         request_id: str,
         *,
         is_finished_turn: bool,
         context: Context,
+        reply: Callable[[], Reply],
         order: int = 0,
         kept: KeptBlocks = NO_BLOCKS,
     ) -> None:
         """A request is over; `order` is the arrival number of one without a job.
 
-        `kept` are the blocks that it keeps; without any, they were freed.
+        `kept` are the blocks that it keeps; without any, they were freed. `reply` is called at
+        once if it matters what the reply runs.
         """
         turn = self.jobs.turns.pop(request_id, None)
         client = self.admission.ended(request_id, turn, len(context.token_ids))
         if turn is None:
             if is_finished_turn:
-                self.inference.request_ended(request_id, order, context, client)
+                self.inference.request_ended(request_id, order, context, client, reply)
             return
         job, now_s = turn.job, self._clock()
         if turn.loaded_tokens:
@@ -240,7 +276,7 @@ class RetentionManager:
             self._ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
         self.admission.kv_changed(job)
         if not job.live:
-            self._only_turn_ended(turn, is_finished_turn=is_finished_turn)
+            self._only_turn_ended(turn, reply if is_finished_turn else None)
 
     def _finish(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job = turn.job
@@ -260,8 +296,14 @@ class RetentionManager:
         job, ttl = turn.job, turn.ttl
         assert ttl is not None
         pin = Pin(
-            *(job.job_id, job.order, kept.blocks, kept.fence, now_s, now_s + ttl.seconds),
-            *(kept.num_exclusive_blocks, ttl.reason),
+            job_id=job.job_id,
+            job_order=job.order,
+            blocks=kept.blocks,
+            fence=kept.fence,
+            pinned_s=now_s,
+            expires_s=now_s + ttl.seconds,
+            num_exclusive_blocks=kept.num_exclusive_blocks,
+            reason=ttl.reason,
             is_decided=not (self.predictor.predicts or job.is_inferred),
         )
         is_held = self._pin_manager.pin(job, pin)
@@ -291,33 +333,30 @@ class RetentionManager:
             # Its expiry may have passed while this turn waited, which `expire_due_pins` skips.
             self._pin_manager.reschedule(pin)
 
-    def _only_turn_ended(self, turn: Turn, *, is_finished_turn: bool) -> None:
-        """A job has no turn in the engine any more: close it, or wait for what its reply runs."""
+    def _only_turn_ended(self, turn: Turn, reply: Callable[[], Reply] | None) -> None:
+        """A job has no turn in the engine any more: close it, or have the reply of a finished turn
+        read, after which its pin is decided about."""
         job = turn.job
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
-        elif is_finished_turn and not turn.is_side_request:
-            self.decisions.turn_finished(job, turn.request_id)
+        elif reply is not None and not turn.is_side_request:
+            if self.predictor.predicts or job.is_inferred:
+                self._read(job, turn.request_id, reply)
         elif job.is_inferred and job.finished_s is None:
             self._close(job, "aborted")
 
-    # What runs between two turns, and when a pin ends
-
-    def wants_reply(self, request_id: str) -> bool:
-        """True if it matters what the reply of the request that has just ended runs."""
-        return request_id in self.decisions.awaiting or self.inference.wants_reply(request_id)
-
-    def read(self, reply: Reply, decode: Decode) -> None:
-        """Have that reply read, and decide about its job's pin once that is done."""
-        if self.inference.wants_reply(reply.request_id):
-            self.inference.read(reply, decode)
-        else:
-            self.decisions.read(reply, decode)
+    def _read(self, job: Job, request_id: str, reply: Callable[[], Reply]) -> None:
+        self.decisions.read(job, request_id, reply())
         if not self.worker.is_started:
             self.do_what_is_due()
 
+    # What runs between two turns, and when a pin ends
+
     def apply_predictions(self) -> None:
         """Decide about pins by what has been read and predicted. O(1) if that is nothing."""
+        predictor = self.predictor
+        if not (predictor.answers or predictor.faults or self.inference.found):
+            return
         for fault in self.predictor.take_faults():
             self._emit(events.RulesFailed, "predictor", fault)
         self.inference.take_found()

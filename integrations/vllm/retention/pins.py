@@ -1,7 +1,7 @@
-"""Keeps, changes and ends pins; each end has one of the reasons of `agentkv.reasons`.
+"""Keeps, changes and ends pins; each end has one of the reasons of `HoldEnd`.
 
 RetentionManager calls it when a turn, a tool signal, a deadline or memory pressure decides about a
-pin. Knows nothing of policies or of why; blocks are opaque.
+pin. Blocks are opaque.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ class PinTable(Generic[Block]):
 
     def __init__(self) -> None:
         self._pins: dict[str, Pin[Block]] = {}
+        self.get = self._pins.get
         self._deadlines: list[tuple[float, str]] = []
         self._holders: Counter[int] = Counter()
         self._holders_of: dict[str, Counter[int]] = {}
         """By client, of pins whose client has a name."""
         self._num_pins_of: Counter[str] = Counter()
+        self.clients: KeysView[str] = self._num_pins_of.keys()
+        """Clients that have pins."""
         self._newest_first: tuple[Pin[Block], ...] | None = None
         self.num_exclusive_blocks = 0
         """Blocks that nobody else held when they were pinned: of a prefix that jobs share, those of
@@ -44,9 +47,6 @@ class PinTable(Generic[Block]):
 
     def __contains__(self, pin: object) -> bool:
         return isinstance(pin, Pin) and self._pins.get(pin.job_id) is pin
-
-    def get(self, job_id: str) -> Pin[Block] | None:
-        return self._pins.get(job_id)
 
     def add(self, pin: Pin[Block]) -> None:
         """Add the pin of a job that has none."""
@@ -112,11 +112,6 @@ class PinTable(Generic[Block]):
     def num_blocks(self) -> int:
         """Blocks pinned by at least one job: jobs that share a prefix share its blocks."""
         return len(self._holders)
-
-    @property
-    def clients(self) -> KeysView[str]:
-        """Clients that have pins."""
-        return self._num_pins_of.keys()
 
     def num_blocks_of(self, client: str) -> int:
         """Blocks pinned by at least one job of a client."""

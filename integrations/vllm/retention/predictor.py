@@ -42,22 +42,11 @@ RequestKey = str | int
 """Names a question: the request id of a reply, or a number."""
 Decode = Callable[[list[int]], str]
 """Turns tokens into text, special ones included."""
-ToldBy = Literal["client", "reply"]
+CommandSource = Literal["client", "reply"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The last tokens of a reply; `stop_token_id` is the one that ended it, None if none did."""
-
-    request_id: str
-    token_ids: list[int]
-    stop_token_id: int | None = None
-    parse: Callable[[], Sequence[ToolCall]] = tuple
-    """Gives its calls as the server's own parser finds them; none if the server has none."""
-
-
-class Told(NamedTuple):
-    """What runs."""
+class ToolCommand(NamedTuple):
+    """What a turn's tool calls run."""
 
     command: str
     """The commands, one a line; a tool without a command gives its name."""
@@ -65,7 +54,7 @@ class Told(NamedTuple):
     """What the agent waits for in them."""
 
     @classmethod
-    def of(cls, calls: Iterable[tuple[str, Awaited]]) -> Told | None:
+    def of(cls, calls: Iterable[tuple[str, Awaited]]) -> ToolCommand | None:
         """Commands that run in turn; None without any.
 
         Half of a surrogate pair, which JSON may spell (`\\ud83d`), becomes a question mark: no
@@ -74,36 +63,42 @@ class Told(NamedTuple):
         calls = [call for call in calls if call[0]]
         if not calls:
             return None
-        commands, waits = zip(*calls, strict=True)
-        command = "\n".join(commands)[:KEPT_COMMAND_CHARS].encode(errors="replace").decode()
-        texts, limits_s = zip(
-            *([wait for wait in waits if wait.limit_s != 0] or waits), strict=True
-        )
-        return cls(command, Awaited("\n".join(texts), None if None in limits_s else sum(limits_s)))
+        text = "\n".join(command for command, _ in calls)[:KEPT_COMMAND_CHARS]
+        waits = [wait for _, wait in calls]
+        # what runs in the background is waited for only where nothing else runs
+        waits = [wait for wait in waits if wait.limit_s != 0] or waits
+        limits_s = [wait.limit_s for wait in waits if wait.limit_s is not None]
+        limit_s = sum(limits_s) if len(limits_s) == len(waits) else None
+        blocking = Awaited("\n".join(wait.text for wait in waits), limit_s)
+        return cls(text.encode(errors="replace").decode(), blocking)
 
 
-def command_of_reply(reply: Reply, decode: Decode) -> str | None:
-    """The commands of a reply's tool calls, as `Told` has them."""
-    told = told_by_reply(reply, decode)
-    return told and told.command
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The last tokens of a reply, for the background thread to read."""
 
+    token_ids: list[int]
+    decode: Decode
+    stop_token_id: int | None = None
+    """The token that ended it; None if none did."""
+    parse: Callable[[], Sequence[ToolCall]] = tuple
+    """Gives its calls as the server's own parser finds them; none if the server has none."""
 
-def told_by_reply(reply: Reply, decode: Decode) -> Told | None:
-    """What a reply runs: what the server gives its client, else what our dialects find."""
-    calls = reply.parse() or parse_tool_calls(reply_text(reply, decode))
-    return Told.of([(call.command or call.name, awaited(call)) for call in calls])
+    def tool_command(self) -> ToolCommand | None:
+        """What it runs: what the server gives its client, else what our dialects find."""
+        calls = self.parse() or parse_tool_calls(self.text())
+        return ToolCommand.of([(call.command or call.name, awaited(call)) for call in calls])
 
+    def text(self) -> str:
+        """Its end as text.
 
-def reply_text(reply: Reply, decode: Decode) -> str:
-    """The end of a reply as text.
-
-    A stop token is text too, since some dialects end a call with one. It gets a line of its own,
-    since nothing may follow a closing fence.
-    """
-    text = decode(reply.token_ids)
-    if reply.stop_token_id is not None:
-        text += "\n" + decode([reply.stop_token_id])
-    return text[-MAX_REPLY_CHARS:]
+        A stop token is text too, since some dialects end a call with one. It gets a line of its
+        own, since nothing may follow a closing fence.
+        """
+        text = self.decode(self.token_ids)
+        if self.stop_token_id is not None:
+            text += "\n" + self.decode([self.stop_token_id])
+        return text[-MAX_REPLY_CHARS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ class ReadReply:
     """What runs (None: nothing, or not known) and how long it will take."""
 
     key: RequestKey
-    told_by: ToldBy
+    told_by: CommandSource
     command: str | None = None
     blocking: Awaited | None = None
     prediction: Prediction | None = None
@@ -140,11 +135,9 @@ class DurationService:
     ) -> None:
         """`worker` does all reading, predicting, learning and writing. If it does not predict,
         answers have the command alone."""
-        self._faults: deque[Fault] = deque()
+        self.faults: deque[Fault] = deque()
         self.predictor = (
-            DurationPredictor(settings.predictor, on_fault=self._faults.append)
-            if predicts
-            else None
+            DurationPredictor(settings.predictor, on_fault=self.faults.append) if predicts else None
         )
         """All clients', or what each client's starts as."""
         self.predicts = predicts
@@ -154,7 +147,7 @@ class DurationService:
         """Used by the worker alone."""
         self._worker = worker
         self._clock = clock
-        self._answers: deque[ReadReply] = deque()
+        self.answers: deque[ReadReply] = deque()
         path = None if settings.predictor_state is None else Path(settings.predictor_state)
         self._path = path if predicts and self._by_client is None else None
         """Where to save."""
@@ -170,8 +163,8 @@ class DurationService:
     def ask(
         self,
         key: RequestKey,
-        told_by: ToldBy,
-        read: Callable[[], Told | None],
+        told_by: CommandSource,
+        read: Callable[[], ToolCommand | None],
         client: str = "",
         *,
         is_awaited: Callable[[RequestKey], bool] = lambda _: True,
@@ -183,20 +176,20 @@ class DurationService:
         """
 
         def answer() -> None:
-            told = read() if is_awaited(key) else None
+            found = read() if is_awaited(key) else None
             result = ReadReply(key, told_by)
-            if told is not None:
-                command, (text, limit_s) = _read_part(told.command), told.blocking
-                text = command if text == told.command else _read_part(text)
+            if found is not None:
+                command, (text, limit_s) = _read_part(found.command), found.blocking
+                text = command if text == found.command else _read_part(text)
                 blocking = Awaited(text, limit_s)
                 predictor = self._predictor_of(client)
                 prediction = None if predictor is None else predictor.predict(blocking)
                 result = ReadReply(key, told_by, command, blocking, prediction)
-            self._answers.append(result)
+            self.answers.append(result)
             self._worker.wake()
 
         def refuse() -> None:
-            self._answers.append(ReadReply(key, told_by, is_read=False))
+            self.answers.append(ReadReply(key, told_by, is_read=False))
 
         self._worker.do(answer, client, or_else=refuse)
 
@@ -215,15 +208,15 @@ class DurationService:
 
         If more are left, the main thread is woken for them. O(1) if there are none.
         """
-        for _ in range(min(len(self._answers), MAX_TAKEN)):
-            yield self._answers.popleft()
-        if self._answers:
+        for _ in range(min(len(self.answers), MAX_TAKEN)):
+            yield self.answers.popleft()
+        if self.answers:
             self._worker.wake()
 
     def take_faults(self) -> Iterator[Fault]:
         """Faults of a predictor of the user's own, oldest first, each once. O(1) if none came."""
-        while self._faults:
-            yield self._faults.popleft()
+        while self.faults:
+            yield self.faults.popleft()
 
     def observe(
         self, ran: Awaited, duration_s: float, client: str = "", *, is_lower_bound: bool = False

@@ -24,15 +24,7 @@ from agentkv.watchers import EventStream
 
 from .costs import RestoreCostModel
 from .pins import PinManager
-from .predictor import (
-    Decode,
-    DurationService,
-    Reply,
-    RequestKey,
-    Told,
-    ToldBy,
-    told_by_reply,
-)
+from .predictor import CommandSource, DurationService, Reply, RequestKey, ToolCommand
 
 MAX_COMMAND_CHARS = 512
 """Characters shown of a command; the longest allowed would make events of 16 KiB."""
@@ -149,19 +141,9 @@ class PinDecisions:
         self._observations = ToolObservations(policy.learned.durations, predictor, stream)
         self._keys = itertools.count()
 
-    def turn_finished(self, job: Job, request_id: str) -> None:
-        """The job's only turn has ended: wait for what its reply runs, if that is read."""
-        if job.awaited is not None:
-            self._stop_awaiting(job)
-        if self._predictor.predicts or job.is_inferred:
-            job.awaited = request_id
-            self.awaiting[request_id] = job
-
-    def read(self, reply: Reply, decode: Decode) -> None:
-        """Have the reply of a finished turn read, soon or now."""
-        job = self.awaiting.get(reply.request_id)
-        if job is not None:
-            self._ask(job, reply.request_id, "reply", lambda: told_by_reply(reply, decode))
+    def read(self, job: Job, request_id: str, reply: Reply) -> None:
+        """Have the reply of the job's only turn read, soon or now."""
+        self._ask(job, request_id, "reply", reply.tool_command)
 
     def apply_predictions(self) -> list[Job]:
         """Decide by the answers that have come in; drops those that no pin waits for.
@@ -212,14 +194,12 @@ class PinDecisions:
         job.tool = tool_name(command)
         if job.live:
             return
-        self._stop_awaiting(job)
         if not self._predictor.predicts:
+            self._stop_awaiting(job)
             self._decide(job, command[:MAX_COMMAND_CHARS], told_by="client")
         else:
-            key = next(self._keys)
-            self._await(job, key)
             calls = [(tool.command, Awaited(tool.command, tool.limit_s)) for tool in running]
-            self._ask(job, key, "client", lambda: Told.of(calls))
+            self._ask(job, next(self._keys), "client", lambda: ToolCommand.of(calls))
 
     def _tool_finished(self, job: Job, event: ToolEvent, command: str) -> None:
         self._observations.from_client(job, event)
@@ -273,16 +253,18 @@ class PinDecisions:
             self._observations.from_release(job, self._clock())
 
     def _ask(
-        self, job: Job, key: RequestKey, told_by: ToldBy, read: Callable[[], Told | None]
+        self,
+        job: Job,
+        key: RequestKey,
+        told_by: CommandSource,
+        read: Callable[[], ToolCommand | None],
     ) -> None:
-        self._predictor.ask(key, told_by, read, job.client, is_awaited=self._is_awaited)
-
-    def _is_awaited(self, key: RequestKey) -> bool:
-        return key in self.awaiting
-
-    def _await(self, job: Job, key: RequestKey) -> None:
+        """Let the job's pin wait for the answer, and for no other question's."""
+        self._stop_awaiting(job)
         job.awaited = key
         self.awaiting[key] = job
+        is_awaited = self.awaiting.__contains__
+        self._predictor.ask(key, told_by, read, job.client, is_awaited=is_awaited)
 
     def _stop_awaiting(self, job: Job) -> None:
         if job.awaited is not None:

@@ -401,6 +401,15 @@ async def test_a_body_without_tags_keeps_its_bytes(body: bytes) -> None:
     assert re.fullmatch("[0-9a-f]{16}", added.sampling_params.extra_args[CLIENT_FIELD])
 
 
+async def test_the_engine_gets_tags_that_were_checked() -> None:
+    """Of a stranger's fields with our names it gets those that can be used, of whatever form."""
+    app = make_app()
+    await client_seen(app, {"vllm_xargs": {"job_id": "j" * 300, "turn": "many", "mine": 1}})
+    fields = app.state.engine_client.engine_core.added[-1].sampling_params.extra_args
+    assert fields.keys() == {"job_id", "mine", CLIENT_FIELD}
+    assert len(fields["job_id"]) == 64
+
+
 async def test_other_policies_name_no_client() -> None:
     """Under a stock policy the engine gets the sampling parameters that vLLM made."""
     app = make_app(policy=None)

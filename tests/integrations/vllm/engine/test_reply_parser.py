@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 
 from agentkv import parse_tool_calls
 from agentkv.integrations.vllm.engine.requests import MAX_FAULTS, ReplyDecoder, ReplyParser
-from agentkv.integrations.vllm.retention.predictor import Reply, command_of_reply
+from agentkv.integrations.vllm.retention.predictor import Reply
 from agentkv.policies.names import PARSER_KEY
 from tests.integrations.vllm.harness import Engine
 
@@ -52,8 +52,13 @@ def tokenizer() -> Any:
 def command(tokenizer: Any, text: str, parser: ReplyParser) -> str | None:
     """What a reply with this text runs."""
     token_ids = tokenizer.encode(text)
-    reply = Reply("r", token_ids, None, lambda: parser.calls(token_ids, None, SamplingParams()))
-    return command_of_reply(reply, tokenizer.decode)
+    reply = Reply(
+        token_ids,
+        tokenizer.decode,
+        parse=lambda: parser.calls(token_ids, None, SamplingParams()),
+    )
+    found = reply.tool_command()
+    return found and found.command
 
 
 def parser_of(tokenizer: Any, *flags: str) -> ReplyParser:

@@ -24,9 +24,7 @@ from agentkv.integrations.vllm.retention.predictor import (
     MAX_TAKEN,
     DurationService,
     Reply,
-    Told,
-    command_of_reply,
-    reply_text,
+    ToolCommand,
 )
 from agentkv.policies.settings import Settings
 from tests.integrations.vllm.harness import Engine
@@ -238,7 +236,7 @@ def test_questions_that_pile_up_are_refused(held: Held) -> None:
     for _ in range(MAX_WAITING_TASKS):
         worker.do(lambda: None, "alice")
     service = DurationService(Settings(policy="context_serve"), worker, time.monotonic)
-    service.ask("r", "reply", lambda: Told.of([("ls", Awaited("ls"))]), "alice")
+    service.ask("r", "reply", lambda: ToolCommand.of([("ls", Awaited("ls"))]), "alice")
     (answer,) = service.take()
     assert (answer.key, answer.command, answer.is_read) == ("r", None, False)
 
@@ -254,12 +252,13 @@ def test_questions_that_pile_up_are_refused(held: Held) -> None:
 )
 def test_the_commands_of_a_reply_go_one_a_line(text: str, command: str | None) -> None:
     """A thought is no call, nor is a call cut short."""
-    assert command_of_reply(Reply("r", [1]), lambda ids: text) == command
+    found = Reply([1], lambda ids: text).tool_command()
+    assert (found and found.command) == command
 
 
 def test_only_the_end_of_a_long_reply_is_parsed() -> None:
     """However many characters its tokens have."""
-    text = reply_text(Reply("r", [1]), lambda ids: "x" * 10 * MAX_REPLY_CHARS + "end")
+    text = Reply([1], lambda ids: "x" * 10 * MAX_REPLY_CHARS + "end").text()
     assert len(text) == MAX_REPLY_CHARS
     assert text.endswith("end")
 
@@ -404,7 +403,7 @@ def test_answers_come_a_few_at_a_time() -> None:
     worker = BackgroundWorker(wake=lambda: wakes.append(None))
     service = DurationService(Settings(), worker, time.monotonic)
     for number in range(2 * MAX_TAKEN):
-        service.ask(number, "client", lambda: Told.of([("ls", Awaited("ls"))]))
+        service.ask(number, "client", lambda: ToolCommand.of([("ls", Awaited("ls"))]))
     wakes.clear()
     assert [answer.key for answer in service.take()] == list(range(MAX_TAKEN))
     assert wakes == [None]
@@ -419,9 +418,9 @@ def test_a_flood_of_signals_does_not_delay_answers(held: Held) -> None:
     assert service.predictor is not None
     num_observed: list[int] = []
 
-    def read() -> Told | None:
+    def read() -> ToolCommand | None:
         num_observed.append(service.predictor.num_observed)
-        return Told.of([("make", Awaited("make"))])
+        return ToolCommand.of([("make", Awaited("make"))])
 
     for number in range(300):
         service.observe(Awaited("make"), 1.0, "mallory")
@@ -440,7 +439,9 @@ def test_what_many_jobs_report_at_once_is_learned(held: Held) -> None:
     service = DurationService(Settings(), worker, time.monotonic)
     assert service.predictor is not None
     for number in range(128):
-        service.ask(f"r{number}", "reply", lambda: Told.of([("make", Awaited("make"))]), "alice")
+        service.ask(
+            f"r{number}", "reply", lambda: ToolCommand.of([("make", Awaited("make"))]), "alice"
+        )
         service.observe(Awaited("make"), 1.0, "alice")
     may_go_on.set()
     worker.finish(LIMIT_S)
@@ -459,7 +460,7 @@ def predicted(service: DurationService, client: str) -> str:
     service.ask(
         "key",
         "client",
-        lambda: Told.of([("frobnicate --all", Awaited("frobnicate --all"))]),
+        lambda: ToolCommand.of([("frobnicate --all", Awaited("frobnicate --all"))]),
         client,
     )
     (answer,) = service.take()
