@@ -37,24 +37,15 @@ def progress(label: str, total: int, what: str, *, every_s: float = 5.0) -> Iter
 def _bar(label: str, total: int, what: str, terminal: TextIO) -> Iterator[Show]:
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        *Progress.get_default_columns()[:2],
         MofNCompleteColumn(),
-        TextColumn(what),
-        TextColumn("{task.fields[text]}"),
+        TextColumn(f"{what} {{task.fields[text]}}"),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        *Progress.get_default_columns()[-1:],
     )
     with Progress(*columns, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task(escape(label), total=total, text="")

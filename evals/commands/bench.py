@@ -81,10 +81,14 @@ class CPU:
     dram_gib = 1.0
 
 
-_SHOWN = (
-    *("mean_s", "p90_s", "max_s", "ttft_first_mean_s", "ttft_continuing_mean_s"),
-    *("jobs_per_hour", "hit_rate", "recomputed_tokens", "preemptions"),
-)
+_SHOWN = {
+    **{name: COLUMNS[name] for name in ("mean_s", "p90_s", "max_s")},
+    "ttft_first_mean_s": ("first TTFT s", ".2f"),
+    "ttft_continuing_mean_s": ("next TTFT s", ".2f"),
+    "jobs_per_hour": ("jobs/h", ".0f"),
+    **{name: COLUMNS[name] for name in ("hit_rate", "recomputed_tokens", "preemptions")},
+}
+"""Numbers of the table: heading, and how a number looks."""
 _RATIOS = ("mean_s", "p90_s")
 _OF_A_TURN = ("prompt_tokens", "cached_tokens", "latency_ms", "ttft_ms")
 
@@ -239,12 +243,12 @@ def table(results: Sequence[PolicyResult], baseline: str, deadline_s: float | No
     ratios = [f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS]
     if [result.policy for result in results] in ([], [baseline]) or len(results) == 1:
         ratios = []
-    headings = [COLUMNS[name][0] for name in _SHOWN]
+    headings = [heading for heading, _ in _SHOWN.values()]
     within = [] if deadline_s is None else [f"in {deadline_s:g} s"]
     rows = [
         [
             *(result.policy, result.repeats, f"{result.completed}/{result.jobs}"),
-            *(_with_deviation(result.values[name], COLUMNS[name][1]) for name in _SHOWN),
+            *(_with_deviation(result.values[name], form) for name, (_, form) in _SHOWN.items()),
             *(_with_deviation(result.values["done_in_time"], ".0%") for _ in within),
             *(_with_range(result.ratios[name]) for name, _ in zip(_RATIOS, ratios, strict=False)),
         ]
