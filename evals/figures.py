@@ -235,6 +235,11 @@ def draw_jobs(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
     if not all(runs["outcomes"].map(len)):
         raise InputError("needs the turns of jobs")
     by_policy = {row.policy: row.outcomes for row in runs.itertuples()}
+    titles = {
+        row.policy: f"{row.policy}: mean job {row.mean_s:.0f} s, "
+        f"{row.cached_tokens / row.prompt_tokens:.0%} of prompt tokens from the cache"
+        for row in runs.itertuples()
+    }
     num_jobs = max(map(len, by_policy.values()))
     note = "the first run of each policy"
     height_in = len(by_policy) * (0.7 + 0.2 * num_jobs) / _PANEL_IN[1]
@@ -245,10 +250,13 @@ def draw_jobs(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
             for place, job in enumerate(by_policy[policy]):
                 for (_, colour), spans in zip(PHASES, _spans(job), strict=True):
                     axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=colour)
-            axes.set(title=policy, yticks=range(num_jobs), yticklabels=range(1, num_jobs + 1))
+            axes.set(
+                title=titles[policy], yticks=range(num_jobs), yticklabels=range(1, num_jobs + 1)
+            )
             axes.set(ylim=(num_jobs - 0.5, -0.5), ylabel="job")
             axes.grid(axis="y", visible=False)
             axes.sharex(panels[0])
+            axes.set_xlim(left=0.0)
         panels[-1].set_xlabel("seconds")
         for what, colour in PHASES:
             panels[0].plot([], [], color=colour, linewidth=6, label=what)
