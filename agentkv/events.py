@@ -286,7 +286,7 @@ class Reused(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class KVFreed(JobEvent):
-    """The KV of these requests is given up for good, and KV listeners are called."""
+    """The KV of these requests is given up for good; made if a watcher has `on_kv_freed`."""
 
     name: ClassVar[str] = "kv_freed"
     logged: ClassVar[str] = "state number reason request_ids"
@@ -334,4 +334,5 @@ def details(event: Event) -> dict[str, Any]:
 
 def handler_name(kind: type[Event]) -> str:
     """The method that takes events of this kind: `on_tool_started` for ToolStarted."""
-    return "on_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__)
+    return "on_" + words.lower()

@@ -1,7 +1,7 @@
 """Watchers: the base class to write one, and the stream that hands it the events of an engine.
 
 The plugin emits one event for each thing that happens to a job (see agentkv.events); counters, the
-event log, KV listeners and watchers of your own take them. Importable without vLLM.
+event log and watchers of your own take them. Importable without vLLM.
 """
 
 from __future__ import annotations

@@ -1,65 +1,65 @@
-"""Drops a job's entries from a ContextPilot index once the job's KV is gone for good.
+"""Drops a job's entries from a ContextPilot index server once the job's KV is gone for good.
 
-The listener `contextpilot` posts to the index server, or calls an index in its own process. It
-needs no package in the engine. Do not set CONTEXTPILOT_INDEX_URL for the server itself: the
-package's own hook for vLLM drops an entry whenever the prefix cache evicts it, although the job
-goes on, and fails under vLLM 0.32.
+    python -m agentkv.integrations.contextpilot /run/agentkv.sock --url http://127.0.0.1:8765
+
+Listens on the server's `kv_socket`, and posts to the index server. Do not set
+CONTEXTPILOT_INDEX_URL for the vLLM server: the package's own hook drops an entry whenever the
+prefix cache evicts it, although the job goes on, and fails under vLLM 0.32.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Iterable
 
-from agentkv.errors import InputError
-from agentkv.listeners import KVFree, WebhookListener
+import httpx
+import tenacity
+
+from agentkv.listeners import KVFree, follow
 
 _PREFIX = re.compile(r"^(?:chatcmpl|cmpl|batch)-")
 NO_INDEX_YET = 503
 """Status of the index server before the first /reorder: it has no entry that could be dropped."""
 
 
-class Index(Protocol):
-    """The part of `contextpilot.ContextPilot` (0.5.0) that is called."""
-
-    def remove_requests(self, request_ids: set[str]) -> Any:
-        """Drop the entries of these requests; unknown ones are ignored."""
-        ...
-
-
-def index_ids(frees: Sequence[KVFree]) -> list[str]:
+def index_ids(free: KVFree) -> list[str]:
     """The ids of the freed requests as the index knows them: vLLM puts a prefix before the id that
     a client gives as `request_id` or `X-Request-Id`."""
-    return list(
-        dict.fromkeys(
-            _PREFIX.sub("", request_id) for free in frees for request_id in free.request_ids
+    return [_PREFIX.sub("", request_id) for request_id in free.request_ids]
+
+
+def evict_all(frees: Iterable[KVFree], url: str, *, retries: int = 3) -> None:
+    """Ask the index server to drop the entries of each free; warns of one that it did not take."""
+    with httpx.Client(base_url=url, timeout=5.0) as client:
+
+        @tenacity.retry(
+            retry=tenacity.retry_if_exception_type(httpx.HTTPError),
+            stop=tenacity.stop_after_attempt(1 + retries),
+            wait=tenacity.wait_exponential(0.5),
+            reraise=True,
         )
-    )
+        def evict(request_ids: list[str]) -> None:
+            answer = client.post("/evict", json={"request_ids": request_ids})
+            if answer.status_code != NO_INDEX_YET:
+                answer.raise_for_status()
+
+        for free in frees:
+            try:
+                evict(index_ids(free))
+            except httpx.HTTPError as error:
+                print(f"job {free.job_id} stays in the index of {url}: {error}", file=sys.stderr)
 
 
-class ContextPilotListener(WebhookListener):
-    """Removes the requests of ended jobs from a ContextPilot index."""
+def main() -> None:
+    """Run until it is stopped, also while the server is not there."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("socket", help="the server's setting kv_socket")
+    parser.add_argument("--url", default="http://127.0.0.1:8765", help="the index server")
+    options = parser.parse_args()
+    evict_all(follow(options.socket), options.url)
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8765",
-        *,
-        index: Index | None = None,
-        timeout_s: float = 5.0,
-    ) -> None:
-        """`url` is that of an index server. With an `index` in this process nothing is posted.
 
-        Raises InputError for another URL than that of an HTTP server.
-        """
-        super().__init__(url.rstrip("/") + "/evict", timeout_s=timeout_s)
-        if index is not None and not callable(getattr(index, "remove_requests", None)):
-            raise InputError(f"index: got {index!r:.80}, which has no method remove_requests")
-        self._index = index
-
-    def on_frees(self, frees: Sequence[KVFree]) -> None:
-        ids = index_ids(frees)
-        if self._index is not None:
-            self._index.remove_requests(set(ids))
-        else:
-            self.post(self._path, {"request_ids": ids}, accepted=[NO_INDEX_YET])
+if __name__ == "__main__":
+    main()

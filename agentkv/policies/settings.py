@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
 from agentkv.durations import PredictorSettings
 from agentkv.durations.ttl import PrefillReload
-from agentkv.listeners import listener_class
 
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
@@ -70,8 +69,8 @@ class Settings(PredictorSettings):
     run_output_dir: str | None = None
     """Folder that gets the timestamps record as `scheduler_timestamps.jsonl`."""
 
-    listeners: dict[str, dict[str, Any]] = Field({})
-    """What is called when the KV of a job is gone for good: names, each with its options."""
+    kv_socket: str | None = None
+    """Unix socket on which all who connect hear whose KV is gone for good (agentkv.listeners)."""
     watchers: dict[str, dict[str, Any]] = Field({})
     """Watchers of your own, told of each event (see agentkv.watchers): names, each with its
     options."""
@@ -90,12 +89,12 @@ class Settings(PredictorSettings):
             raise ValueError("at most 16 names of headers, of letters, digits and hyphens")
         return tuple(name.lower() for name in given)
 
-    @field_validator("listeners")
-    @classmethod
-    def _exist(cls, named: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name, options in named.items():
-            listener_class(name, options)
-        return named
+    def of_engine(self, number: int) -> Self:
+        """The settings of one of several engines, which have files and sockets of their own."""
+        own = super().of_engine(number)
+        if number and self.kv_socket is not None:
+            return own.model_copy(update={"kv_socket": f"{self.kv_socket}.{number}"})
+        return own
 
     @property
     def prefill_reload(self) -> PrefillReload | None:

@@ -3,7 +3,7 @@
     pip install contextpilot          # or in another environment: --index-python .venv/bin/python
     python examples/contextpilot/run.py
 
-Starts the package's index server and `agentkv serve` with the listener `contextpilot` and a KV
+Starts the package's index server and `agentkv serve` with the bridge between both and a KV
 tier, sends the turns of three jobs under the ids that the index gave them, and prints for each step
 where each job's KV is and which entries the index has. Ends with status 1 if an entry is missing or
 too many, or a job that lost its pin is not in the tier.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -135,7 +136,7 @@ def main() -> int:
     )
     settings = {
         **{"ttl": "fixed", "fixed_ttl_s": TTL_S},
-        "listeners": {"contextpilot": {"url": index.root_url}},
+        "kv_socket": str(folder / "kv.sock"),
     }
     server = ServerProcess(
         options.model,
@@ -150,10 +151,12 @@ def main() -> int:
     )
     print(f"Logs: {folder}")
     index.start()
+    bridge = [sys.executable, "-m", "agentkv.integrations.contextpilot", settings["kv_socket"]]
     try:
-        with server:
+        with server, subprocess.Popen([*bridge, "--url", index.root_url]) as bridging:
             scene = Scene(index.root_url, server.root_url)
             scene.play()
+            bridging.terminate()
     finally:
         index.stop()
     return 0 if scene.is_true else 1

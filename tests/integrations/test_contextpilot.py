@@ -6,15 +6,13 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentkv.errors import InputError
-from agentkv.integrations.contextpilot import ContextPilotListener, index_ids
-from agentkv.listeners import KVFree, UndeliveredError, make_listener
+from agentkv.integrations.contextpilot import evict_all
+from agentkv.listeners import KVFree
 from tests.http_front import Answer, HttpFront
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
@@ -25,50 +23,35 @@ needs_package = pytest.mark.skipif(
 )
 FREES = [
     KVFree(1, "a", ("chatcmpl-req-1", "chatcmpl-req-2"), "last_step"),
-    KVFree(2, "b", ("cmpl-req-3", "chatcmpl-req-1"), "aborted"),
+    KVFree(2, "b", ("cmpl-req-3",), "aborted"),
 ]
 
 
-@pytest.mark.parametrize("status", [200, 503, 500])
-def test_the_index_server_is_asked_to_evict_by_its_own_ids(status: int) -> None:
-    """One request to /evict names the requests of all frees, as clients named them.
-
-    503 is the answer before the first /reorder, when there is nothing to drop; after any other
-    error the frees count as undelivered, so that they are kept for a retry.
-    """
+@pytest.mark.parametrize(("statuses", "num_posts"), [((200,), 2), ((503,), 2), ((500, 200), 3)])
+def test_the_index_server_is_asked_to_evict_by_its_own_ids(
+    statuses: tuple[int, ...], num_posts: int
+) -> None:
+    """A request to /evict names the requests of a free as clients named them, and comes again after
+    an error; 503 is the answer before the first /reorder, when there is nothing to drop."""
     posts: list[tuple[str, Any]] = []
 
     def take(method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         posts.append((path, body))
-        return Answer(status, {})
+        return Answer(statuses[min(len(posts), len(statuses)) - 1], {})
 
     front = HttpFront(take)
     front.start()
-    listener = make_listener("contextpilot", {"url": front.url})
-    with pytest.raises(UndeliveredError, match="500") if status == 500 else nullcontext():
-        listener.on_frees(FREES)
+    evict_all(FREES, front.url)
     front.stop()
-    assert posts == [("/evict", {"request_ids": ["req-1", "req-2", "req-3"]})]
+    evictions = [("/evict", {"request_ids": ids}) for ids in (["req-1", "req-2"], ["req-3"])]
+    assert posts == [evictions[0]] * (num_posts - 1) + [evictions[1]]
 
 
-def test_something_else_than_an_index_is_refused() -> None:
-    """The message says which method is missing."""
-    with pytest.raises(InputError, match="remove_requests"):
-        ContextPilotListener(index=object())  # type: ignore[arg-type]
-
-
-@needs_package
-def test_the_package_s_own_index_drops_the_entries_of_ended_jobs_alone() -> None:
-    """ContextPilot's index keeps a job's requests until a free names them."""
-    import contextpilot
-
-    index = contextpilot.ContextPilot()
-    built = index.build_and_schedule(contexts=[[1, 2, 3], [1, 2, 4], [7, 8, 9]])
-    first, second, third = built["request_ids"]
-    free = KVFree(1, "a", (f"chatcmpl-{first}", f"chatcmpl-{third}"), "released")
-    ContextPilotListener(index=index).on_frees([free])
-    assert set(index.get_all_request_ids()) == {second}
-    assert index_ids([free]) == [first, third]
+def test_a_dead_index_server_costs_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it did not take is named, and the next free is tried."""
+    evict_all(FREES, "http://127.0.0.1:1", retries=0)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" stays")[0] for line in lines] == ["job a", "job b"]
 
 
 @pytest.mark.server

@@ -1,10 +1,10 @@
-"""What a real server tells the outside of its KV: KV events over ZMQ, and frees to a webhook."""
+"""What a real server tells the outside of its KV: KV events over ZMQ, and frees on a socket."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import pytest
 import zmq
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
+from agentkv.listeners import KVFree, follow
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
-from tests.http_front import Answer, HttpFront
 from tests.server.chat import LIMIT_S, agentkv_get, metric, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
@@ -93,41 +93,21 @@ def prompt_of(num_tokens: int, *, salt: int) -> list[int]:
     return [100 + (salt * 37 + index * 11) % 150 for index in range(num_tokens)]
 
 
-class Receiver:
-    """A webhook's receiver, which keeps the frees."""
-
-    def __init__(self) -> None:
-        self.frees: list[dict[str, Any]] = []
-        self.front = HttpFront(self._take)
-
-    def _take(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
-        self.frees += body["frees"]
-        assert len({free.pop("client") for free in body["frees"]}) == 1
-        return Answer(204, {})
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    receiver.front.start()
-    yield receiver
-    receiver.front.stop()
-
-
 def test_events_and_frees_of_a_real_server_are_true(
     request: pytest.FixtureRequest,
     server_pool: ServerPool,
     tiny_model_dir: Path,
-    receiver: Receiver,
     tmp_path: Path,
 ) -> None:
     """Under pins and pressure a router foresees each prompt's cache hit by KV events, and the
-    webhook hears of each ended job once, with the ids of its replies, and of no other."""
+    socket says of each ended job once, with the ids of its replies, and of no other."""
+    socket_path = str(tmp_path / "kv.sock")
+    frees: list[KVFree] = []
     endpoint = f"ipc://{tmp_path}/events"  # a port might be the one that the server takes
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     settings = {
         **{"ttl": "fixed", "fixed_ttl_s": 60.0},
-        "listeners": {"webhook": {"url": receiver.front.url}},
+        "kv_socket": socket_path,
     }
     server = server_pool.get(
         tiny_model_dir,
@@ -137,6 +117,8 @@ def test_events_and_frees_of_a_real_server_are_true(
         policy="continuum",
     )
     agents, router = Agents(server), Router(endpoint)
+    hearing = threading.Thread(target=lambda: frees.extend(follow(socket_path)), daemon=True)
+    hearing.start()
     request.addfinalizer(router.close)
     for salt in range(100, 120):  # a subscriber misses what came before it was connected
         agents.turn(prompt_of(40, salt=salt))
@@ -160,22 +142,15 @@ def test_events_and_frees_of_a_real_server_are_true(
     assert num_hits
     assert metric(server, "agentkv:pin_ends_total", reason="pressure") > 0
     assert metric(server, "agentkv:pin_ends_total", reason="returned") > 0
-    assert receiver.frees == []
+    assert frees == []
 
     last, _ = agents.turn(prompts[jobs[0]], jobs[0], turn=5, is_last_step=True)
     agents.release(jobs[1])
-    wait_for(lambda: len(receiver.frees) == 2)
-    assert receiver.frees == [
-        {
-            **{"number": 1, "job_id": jobs[0], "reason": "last_step"},
-            "request_ids": [*replies[jobs[0]], last],
-        },
-        {
-            **{"number": 2, "job_id": jobs[1], "reason": "released"},
-            "request_ids": replies[jobs[1]],
-        },
+    wait_for(lambda: len(frees) == 2)
+    assert [(free.number, free.job_id, free.request_ids, free.reason) for free in frees] == [
+        (1, jobs[0], (*replies[jobs[0]], last), "last_step"),
+        (2, jobs[1], tuple(replies[jobs[1]]), "released"),
     ]
     states = {job["job_id"]: job["kv_state"] for job in agentkv_get(server, "jobs")["jobs"]}
     assert set(states) == set(jobs[2:])
     assert set(states.values()) <= {"PINNED", "ALLOCATED"}
-    assert metric(server, "agentkv:listener_drops_total") == 0

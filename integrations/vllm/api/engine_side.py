@@ -35,7 +35,7 @@ MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
 MAX_READ = 170
 """Events of a job from which they are read, the last ones: less than a millisecond."""
-NOT_SHOWN = {"policy", "listeners", "watchers", "client_weights", "client_header"}
+NOT_SHOWN = {"policy", "watchers", "client_weights", "client_header"}
 """Settings that are not shown as they are."""
 
 
@@ -57,11 +57,8 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
         **server(scheduler),
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
-        # the options of listeners may hold the secret path of a webhook; clients are nobody's news
-        "settings": {
-            **{key: value for key, value in all_settings.items() if key not in NOT_SHOWN},
-            "listeners": [label_of(name) for name in settings.listeners],
-        },
+        # the options of watchers may hold a secret; clients are nobody's news
+        "settings": {key: value for key, value in all_settings.items() if key not in NOT_SHOWN},
         **scheduler.bounds(),
     }
 
@@ -257,7 +254,6 @@ def call(scheduler: Any, op: str, args: list[Any]) -> Any:
     if operation is None:
         return {"error": f"unknown operation {op!r}; known: {', '.join(OPERATIONS)}"}
     try:
-        scheduler.watchers.count_news()
         answer = operation(scheduler, *args)
         msgspec.msgpack.encode(answer)
         return answer

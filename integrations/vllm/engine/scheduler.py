@@ -217,7 +217,6 @@ class RetainingScheduler(seam.SchedulerSeam):
     @seam.guarded(None)
     def _after_outputs(self, output: SchedulerOutput) -> None:
         self._timer.step_processed(output)
-        self.watchers.count_news()
         # Also here, where with async scheduling the device is busy with the next step.
         self.retention.apply_predictions()
 
@@ -370,7 +369,6 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(None)
     def _expire_while_idle(self) -> None:
-        self.watchers.count_news()
         self.retention.do_what_is_due()
         due_s = self.retention.next_due_s
         if due_s < math.inf:

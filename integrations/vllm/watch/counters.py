@@ -91,8 +91,6 @@ COUNTERS: Mapping[str, CounterSpec] = {
     "predictor_faults_total": CounterSpec(
         "Answers of a predictor of your own that failed, could not be used or were late."
     ),
-    "listener_faults_total": CounterSpec("Calls of KV listeners that raised an exception."),
-    "listener_drops_total": CounterSpec("KV frees that a listener missed."),
     "recomputed_tokens_total": CounterSpec(
         "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
     ),

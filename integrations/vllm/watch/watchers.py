@@ -15,7 +15,7 @@ from agentkv.watchers import EventStream, Watcher, make_watcher
 from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
-from .listeners import Listeners
+from .kv_frees import KVFrees, KVSocket
 from .load_reports import RecentWaits
 from .log import EventLog, open_writer
 from .why import MissWatcher
@@ -43,7 +43,7 @@ class Watchers:
         """`counters` are on the stream already, since a policy may fail at its start; `about` says
         what the server is.
 
-        Raises SettingsError for a watcher or listener that cannot be made, and for a folder that
+        Raises SettingsError for a watcher or socket that cannot be made, and for a folder that
         cannot be written to."""
         worker = retention.worker
         self.counters = counters
@@ -52,26 +52,22 @@ class Watchers:
         shows_prompts = settings.show_prompts
         self.misses = MissWatcher(host, counters, stream, worker, shows_prompts=shows_prompts)
         self.waits = RecentWaits()
-        self.listeners = Listeners(settings.listeners, self.counters, stream, worker.wake)
         try:
             self._own = [make_watcher(*each) for each in settings.watchers.items()]
         except InputError as error:
             raise SettingsError(f"setting 'watchers': {error}") from error
         asked_for: list[object] = [_spans()] if has_tracing else []
-        if settings.listeners:
-            asked_for.append(self.listeners)
+        if settings.kv_socket is not None:
+            self._own.append(KVSocket(settings.kv_socket))
+        if any(hasattr(watcher, "on_kv_freed") for watcher in self._own):
+            asked_for.append(KVFrees(stream))
         if self.log.is_on:
             asked_for.append(self.log)
         for watcher in (self.waits, *asked_for, self.misses, *self._own):
             stream.add(watcher)
 
-    def count_news(self) -> None:
-        """Count what other threads have found, on the main thread. O(1) if that is nothing."""
-        self.listeners.count_news()
-
     def close(self) -> None:
         """Write and deliver what must outlive the engine."""
-        self.listeners.close()
         self.log.close()
         for watcher in self._own:
             watcher.close()

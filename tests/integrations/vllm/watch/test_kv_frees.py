@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from agentkv.errors import SettingsError
+from agentkv.events import KVFreed
 from agentkv.integrations.vllm.api.job_now import JobNow
-from agentkv.integrations.vllm.watch.listeners import MAX_REQUESTS, reply_id
-from agentkv.listeners import KVListener
+from agentkv.integrations.vllm.watch import kv_frees
+from agentkv.integrations.vllm.watch.kv_frees import MAX_REQUESTS, reply_id
+from agentkv.listeners import KVFree, follow
+from agentkv.protocol import JobKey
+from agentkv.watchers import Watcher
 from tests.integrations.vllm.harness import Engine
 from tests.soak.agents import Agents
 from tests.stepped_engine import prompt_of
@@ -23,7 +33,7 @@ HOLDS = {"policy": "agentkv", "prefill_reload_s": [0.0, 1.0, 0.0]}
 HERE = {f"{__name__}:Heard": {"where": "here"}}
 
 
-class Heard(KVListener):
+class Heard(Watcher):
     """Keeps what it hears in the list that its option names."""
 
     lists: ClassVar[dict[str, list[tuple[str, tuple[str, ...], str]]]] = {}
@@ -31,8 +41,8 @@ class Heard(KVListener):
     def __init__(self, where: str) -> None:
         self.frees = self.lists.setdefault(where, [])
 
-    def on_kv_blocks_freed(self, job_id: str, request_ids: Sequence[str], reason: str) -> None:
-        self.frees.append((job_id, tuple(request_ids), reason))
+    def on_kv_freed(self, event: KVFreed) -> None:
+        self.frees.append((event.job_id.own_id, tuple(event.request_ids), event.reason))
 
 
 def events_of(engine: Engine, name: str, job_id: str = "a") -> list[dict[str, Any]]:
@@ -184,7 +194,7 @@ def engine_with_a_pinned_job(*, has_tier: bool = False, **options: Any) -> tuple
         job_lease_s=30.0,
         max_jobs=3,
         offload_bytes=100 * BLOCK_BYTES if has_tier else 0,
-        listeners=HERE,
+        watchers=HERE,
         **options,
     )
     history = engine.turn(prompt_of(90), job_id="a")
@@ -270,7 +280,7 @@ def test_a_job_is_not_offloaded_before_the_tier_has_its_kv() -> None:
 
 def test_an_inferred_job_names_the_request_that_opened_it() -> None:
     """The request before the one by which the job was found is freed with it."""
-    engine = Engine(num_blocks=64, cold_start_samples=2, listeners=HERE)
+    engine = Engine(num_blocks=64, cold_start_samples=2, watchers=HERE)
     for salt in (0, 1):
         prompt = prompt_of(200, salt=salt)
         request_id = engine.add(prompt, max_tokens=30, reply="```bash\nls\n```")
@@ -288,7 +298,7 @@ def test_an_inferred_job_names_the_request_that_opened_it() -> None:
 
 def test_a_free_names_a_bounded_number_of_requests() -> None:
     """A job of very many requests costs bounded memory: its end names the last of them."""
-    engine = Engine(num_blocks=64, infer_jobs=False, listeners=HERE)
+    engine = Engine(num_blocks=64, infer_jobs=False, watchers=HERE)
     for number in range(MAX_REQUESTS + 5):
         engine.add(prompt_of(4), job_id="a", request_id=f"n{number}", max_tokens=1)
     engine.run(max_steps=5000)
@@ -296,6 +306,65 @@ def test_a_free_names_a_bounded_number_of_requests() -> None:
     ((request_ids, _),) = frees_of(engine)
     assert len(request_ids) == MAX_REQUESTS
     assert request_ids[-1] == f"n{MAX_REQUESTS + 4}"
+
+
+def test_everybody_who_is_connected_hears_each_free(tmp_path: Path) -> None:
+    """Two readers hear frees once and in order, by a socket that is for its owner alone; one that
+    is gone costs the other nothing, and the socket leaves with the server."""
+    path = tmp_path / "kv.sock"
+    engine = Engine(num_blocks=64, kv_socket=str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    engine.turn(prompt_of(20), job_id="unheard", is_last_step=1)
+
+    def hear(most: int) -> Future[list[KVFree]]:
+        heard = pool.submit(lambda: [*islice(follow(str(path), retry_s=None), most)])
+        time.sleep(0.1)  # until it is in the backlog
+        return heard
+
+    with ThreadPoolExecutor() as pool:
+        one, all_of_them = hear(1), hear(5)
+        for number in range(4):
+            engine.turn(prompt_of(20, salt=number), job_id=f"j{number}", is_last_step=1)
+        engine.scheduler.shutdown()
+        assert [free.job_id for free in one.result(10)] == ["j0"]
+        expected = [KVFree(n + 2, f"j{n}", (f"r{n + 2}",), "last_step") for n in range(4)]
+        assert all_of_them.result(10) == expected
+    assert not path.exists()
+
+
+def test_a_reader_that_takes_nothing_delays_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is disconnected once its buffer is full; frees that wait are bounded, and the engine's
+    thread never waits for any of it."""
+    monkeypatch.setattr(kv_frees, "SEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(kv_frees, "MAX_WAITING_LINES", 100)
+    path = str(tmp_path / "kv.sock")
+    server = kv_frees.KVSocket(path)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.connect(path)
+        event = KVFreed(JobKey("", "a"), 1, "released", ["r" * 500] * 1000)
+        began_s = time.monotonic()
+        for _ in range(500):
+            server.on_kv_freed(event)
+        assert time.monotonic() - began_s < 5.0
+        assert server._lines.qsize() <= 100
+        server.close()
+        assert server._readers == []
+
+
+@pytest.mark.parametrize("why", ["another server has", "cannot listen"])
+def test_a_socket_that_cannot_be_made_stops_the_server(tmp_path: Path, why: str) -> None:
+    """The message names the setting; the socket of a server that has died is taken over."""
+    path = str(tmp_path / ("kv.sock" if why.startswith("another") else "no/kv.sock"))
+    with socket.socket(socket.AF_UNIX) as other:
+        if why.startswith("another"):
+            other.bind(path)
+            other.listen()
+        with pytest.raises(SettingsError, match=f"'kv_socket'.*{why}"):
+            Engine(kv_socket=path)
+    if why.startswith("another"):
+        Engine(kv_socket=path).scheduler.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -364,7 +433,7 @@ def test_nothing_leaks_or_sticks_and_each_request_is_freed_once(
 ) -> None:
     """Under any events no block is lost and all requests and pins end; no request is freed while it
     lives, and each of a named job once in the end."""
-    given = {"is_async": is_async, "listeners": HERE}
+    given = {"is_async": is_async, "watchers": HERE}
     given |= {"offload_bytes": 30 * BLOCK_BYTES} if has_tier else {}
     for seed in range(NUM_ENGINES):
         Heard.lists.clear()
