@@ -42,7 +42,7 @@ COMMANDS = {
     "record": ("evals.commands.record", "", "show what a server noted of each job"),
     "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
-    "plot": ("evals.commands.plot", "bench", "draw the rows of bench, compare and simulate"),
+    "plot": ("evals.commands.plot", "bench", "draw the rows of bench and simulate"),
     "predict": ("evals.commands.predict", "bench", "say how long a command will run, and why"),
     "train-predictor": (
         "evals.commands.train_predictor",
@@ -60,17 +60,21 @@ PAINTERS = frozenset({"serve", "run", "swebench"})
 """Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 
+GROUPS = {
+    "serve": ("serve", "run", "doctor", "verify-pin"),
+    "watch": ("explain", "record"),
+    "measure": ("bench", "simulate", "replay", "plot", "swebench"),
+}
+"""The verbs as `agentkv --help` lists them."""
+
+
 def usage() -> str:
-    lines = [f"  {name:15} {what}" for name, (_, _, what) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: agentkv COMMAND [options]",
-            "",
-            *lines,
-            "",
-            "COMMAND --help: more; --print-completion bash: for your shell",
-        ]
-    )
+    lines = ["usage: agentkv COMMAND [options]"]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:12} {COMMANDS[name][2]}" for name in names]
+    lines += ["", "COMMAND --help: more; --print-completion bash: for your shell"]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from agentkv.cli import COMMANDS, main
+from agentkv.cli import COMMANDS, GROUPS, main
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -26,7 +26,15 @@ def test_the_commands_are_listed(
     """Help goes to standard output with status 0; bad usage to standard error with status 2."""
     assert main(argv) == status
     listed = capsys.readouterr()[status // 2]
-    assert all(name in listed for name in COMMANDS)
+    assert all(f"  {name} " in listed for names in GROUPS.values() for name in names)
+    assert len(listed.splitlines()) <= 24
+
+
+def test_there_are_twelve_verbs_at_most() -> None:
+    """Each stands in one group of the help; a thirteenth names the one that leaves."""
+    names = [name for group in GROUPS.values() for name in group]
+    assert len(names) == len(set(names)) <= 12
+    assert set(names) <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
