@@ -70,7 +70,6 @@ SLOW = (
     ),
     *("tests/integrations/test_opentelemetry.py", "tests/integrations/vllm/api/test_page.py"),
     "tests/integrations/vllm/api/test_folding.py::test_any_object_comes_through",
-    "tests/integrations/vllm/api/test_balancer.py::test_the_api_servers_of_one_server_share",
     "tests/integrations/vllm/engine/test_tier_leaks.py",
     "tests/integrations/vllm/engine/test_kv_events.py",
     "tests/integrations/vllm/engine/test_queue.py",

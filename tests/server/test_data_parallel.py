@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import openai
 import psutil
 import pytest
@@ -21,11 +19,7 @@ from tests.server.chat import LIMIT_S, WORDS, agentkv_get, metric, wait_for
 pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NUM_JOBS, NUM_TURNS = 8, 4
-MOST_TURNS = 12
 BLOCK_TOKENS = 32
-RANK_HEADER = "X-data-parallel-rank"
-FILL = 16
-"""Long requests at a time, of which not all fit into an engine's memory."""
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +48,12 @@ class Agent:
         self._session = agentkv.session(self._client, job_id=job_id)
         self._job = self._session.__enter__()
 
-    def play_turn(self, *, rank: int | None = None) -> None:
-        """Send a turn, to the engine of this rank if one is given."""
-        headers = {} if rank is None else {RANK_HEADER: str(rank)}
+    def play_turn(self) -> None:
         reply = self._job.client.chat.completions.create(
             model="tiny",
             messages=self._messages,
             max_tokens=8,
             temperature=0,
-            extra_headers=headers,
         )
         details = reply.usage.prompt_tokens_details
         self.usage.append((reply.usage.prompt_tokens, details.cached_tokens or 0))
@@ -108,56 +99,6 @@ def test_each_job_stays_on_its_engine(server: ServerProcess) -> None:
     assert min(shares) >= NUM_TURNS, "both engines serve jobs"
     assert agentkv.flush(LIMIT_S)
     assert agentkv_get(server, "jobs")["jobs"] == []
-
-
-def test_a_job_leaves_a_full_engine_for_one_with_room(server: ServerProcess) -> None:
-    """Another client fills one engine's memory, and turns of the jobs there wait.
-
-    A job stays while waiting has cost less than its prompt would elsewhere; then it moves, at the
-    price of one prompt, and goes on from there. The other engine's job stays.
-    """
-    moving, staying = Agent(server, "moving"), Agent(server, "staying")
-    for rank, agent in enumerate((moving, staying)):
-        agent.play_turn(rank=rank)
-        assert agent.engines == [rank]
-    is_over = threading.Event()
-    with ThreadPoolExecutor(FILL) as pool:
-        fillers = [pool.submit(fill, server, is_over, number) for number in range(FILL)]
-        wait_for(lambda: metric(server, "vllm:num_requests_waiting", engine="0") > 2)
-        try:
-            while moving.engines == [0] and len(moving.usage) < MOST_TURNS:
-                moving.play_turn()
-            for agent in (moving, staying):
-                for _ in range(NUM_TURNS):
-                    agent.play_turn()
-        finally:
-            is_over.set()
-        for filler in fillers:
-            filler.result(LIMIT_S)
-    assert 1 in moving.engines
-    assert moving.hits[-NUM_TURNS - 1 :] == [False] + [True] * NUM_TURNS
-    assert staying.engines == [1]
-    assert all(staying.hits), staying.usage
-    for agent in (moving, staying):
-        agent.end()
-    assert agentkv.flush(LIMIT_S)
-    assert agentkv_get(server, "jobs")["jobs"] == [], "the engine that the job left frees it too"
-
-
-def fill(server: ServerProcess, is_over: threading.Event, number: int) -> None:
-    """Long requests of another client to engine 0, one after the other until it is over."""
-    for count in itertools.count():
-        if is_over.is_set():
-            return
-        body = {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": f"{number}-{count} {WORDS} " * 8}],
-            "max_tokens": 400,
-            "ignore_eos": True,
-        }
-        headers = {RANK_HEADER: "0"}
-        url = f"{server.base_url}/chat/completions"
-        httpx.post(url, json=body, headers=headers, timeout=LIMIT_S).raise_for_status()
 
 
 def test_a_dead_engine_ends_the_whole_server(server: ServerProcess) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from ..server_policy import policy_of
 from .counters import COUNTERS, HISTOGRAMS
-from .load_reports import EngineReport, engine_reports
 
 logger = logging.getLogger(__name__)
 
@@ -130,11 +128,6 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
         payload = getattr(scheduler_stats, "agentkv", None)
         if self._series is None or not payload:
             return
-        if "report" in payload:
-            wait_s, prefill_reload_s = payload["report"]
-            engine_reports[engine_idx] = EngineReport(
-                wait_s, tuple(prefill_reload_s), time.monotonic()
-            )
         try:
             self._series.apply(payload, self._labels(engine_idx))
         except Exception:  # an exception would end vLLM's output handler, and every request with it

@@ -16,7 +16,6 @@ from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
 from .kv_frees import KVFrees, KVSocket
-from .load_reports import RecentWaits
 from .log import EventLog, open_writer
 from .why import MissWatcher
 
@@ -51,7 +50,6 @@ class Watchers:
         self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
         shows_prompts = settings.show_prompts
         self.misses = MissWatcher(host, counters, stream, worker, shows_prompts=shows_prompts)
-        self.waits = RecentWaits()
         try:
             self._own = [make_watcher(*each) for each in settings.watchers.items()]
         except InputError as error:
@@ -63,7 +61,7 @@ class Watchers:
             asked_for.append(KVFrees(stream))
         if self.log.is_on:
             asked_for.append(self.log)
-        for watcher in (self.waits, *asked_for, self.misses, *self._own):
+        for watcher in (*asked_for, self.misses, *self._own):
             stream.add(watcher)
 
     def close(self) -> None:
@@ -151,7 +149,7 @@ class Gauges:
         return has_requests and bool(scheduler.admission.is_memory_short)
 
     def payload(self) -> dict[str, Any]:
-        """Gauges, the report for the balancer, and what was counted since the last call."""
+        """Gauges, and what was counted since the last call."""
         scheduler = self._scheduler
         pins, counters = scheduler.retention.pins, scheduler.watchers.counters
         usage, num_blocks = scheduler.usage(), max(scheduler.pool.num_blocks, 1)
@@ -168,9 +166,4 @@ class Gauges:
             "under_pressure": int(self.is_under_pressure),
         }
         # also with one engine: those of a dense model do not know that there are others
-        return {"gauges": gauges, "report": self.load_report(), **counters.take_delta()}
-
-    def load_report(self) -> tuple[float, list[float]]:
-        """What the balancer weighs: mean wait of returning turns, and seconds of a prefill."""
-        scheduler = self._scheduler
-        return scheduler.watchers.waits.mean_s, scheduler.retention.costs.step_time.coefficients
+        return {"gauges": gauges, **counters.take_delta()}

@@ -184,9 +184,6 @@ def test_stats_carry_gauges_and_each_delta_once(make_engine: Callable[..., Engin
         "live_jobs": 1,
         "under_pressure": 0,
     }
-    wait_s, prefill_s = deltas[-1]["report"]  # which balancers need of every engine
-    assert wait_s == 0.0
-    assert len(prefill_s) == 3
     counted = [counter for delta in deltas for counter in delta["counters"]]
     of_the_prompt = [
         ["prompt_tokens_total", {"turn": "1"}, 100],
