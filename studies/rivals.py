@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import re
 import shlex
 import shutil
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
@@ -30,8 +29,6 @@ from agentkv.integrations.vllm.serve import value_of
 from agentkv.policies.names import known_policies
 from agentkv.protocol.foreign import CONTEXT_FIELD, agentic_context
 from agentkv.server.process import HTTPProcess, free_port
-
-_DESCRIPTION = re.compile(r"(?P<name>[\w.-]+)=(?P<words>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,51 +96,27 @@ def context_of(job_id: str, is_last: bool) -> Mapping[str, Any]:
 def read_rivals(flags: Sequence[str], proxies: Sequence[str]) -> list[Rival]:
     """The rivals of `--rival NAME=FLAGS` and `--rival-proxy NAME=COMMAND`; a name may have both.
 
-    Raises InputError if one cannot be read, has a policy's name, or needs what is not installed.
+    Raises InputError if one cannot be read, has a policy's name, or lacks its package or command.
     """
     rivals: dict[str, Rival] = {}
-    for text in flags:
-        name, words = _read("--rival", "FLAGS", text, taken=rivals)
-        _check_class(name, words)
-        rivals[name] = Rival(name, server_flags=words)
-    with_proxy: set[str] = set()
-    for text in proxies:
-        name, words = _read("--rival-proxy", "COMMAND", text, taken=with_proxy)
-        _check_proxy(name, words)
-        with_proxy.add(name)
-        rivals[name] = replace(rivals.get(name, Rival(name)), proxy=words)
+    for flag, texts in (("--rival", flags), ("--rival-proxy", proxies)):
+        for text in texts:
+            name, mark, words = text.partition("=")
+            if not mark or name in known_policies():
+                raise InputError(f"{flag}: got {text!r}: write NAME=WORDS, with a name of its own")
+            rival, split = rivals.get(name, Rival(name)), tuple(shlex.split(words))
+            if flag == "--rival":
+                package = (value_of(split, "--scheduler-cls") or "vllm").partition(".")[0]
+                if importlib.util.find_spec(package) is None:
+                    raise InputError(f"{flag} {name}: pip install --no-deps {package}")
+                rivals[name] = replace(rival, server_flags=split)
+            elif "{server}" not in words or "{port}" not in words:
+                raise InputError(f"{flag} {name}: the command needs {{server}} and {{port}}")
+            elif shutil.which(split[0]) is None:
+                raise InputError(f"{flag} {name}: there is no command {split[0]!r}: install it")
+            else:
+                rivals[name] = replace(rival, proxy=split)
     return list(rivals.values())
-
-
-def _read(flag: str, what: str, text: str, taken: Container[str]) -> tuple[str, tuple[str, ...]]:
-    """The name, and the words behind the first `=`, quoted as in a shell."""
-    found = _DESCRIPTION.fullmatch(text)
-    if found is None:
-        raise InputError(f"{flag}: got {text!r}: write NAME={what}")
-    name = found["name"]
-    if name in taken or name in known_policies():
-        raise InputError(f"{flag}: the name {name!r} is taken: choose another")
-    try:
-        return name, tuple(shlex.split(found["words"]))
-    except ValueError as error:
-        raise InputError(f"{flag} {name}: {found['words']!r} cannot be split: {error}") from error
-
-
-def _check_class(name: str, flags: Sequence[str]) -> None:
-    """Raise InputError if the package of a `--scheduler-cls` is not installed."""
-    path = value_of(flags, "--scheduler-cls")
-    package = (path or "").partition(".")[0]
-    if path is not None and (not package or importlib.util.find_spec(package) is None):
-        raise InputError(f"--rival {name}: {path} needs: pip install --no-deps {package}")
-
-
-def _check_proxy(name: str, command: Sequence[str]) -> None:
-    """Raise InputError if the command is not installed, or lacks one of its placeholders."""
-    for placeholder in ("{server}", "{port}"):
-        if not any(placeholder in word for word in command):
-            raise InputError(f"--rival-proxy {name}: got {shlex.join(command)!r}: no {placeholder}")
-    if shutil.which(command[0]) is None:
-        raise InputError(f"--rival-proxy {name}: there is no command {command[0]!r}: install it")
 
 
 def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, RivalPlan]:
