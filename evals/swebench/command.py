@@ -175,9 +175,9 @@ def _demo(options: argparse.Namespace) -> Outcome:
     flags = [] if solution else ["--text", "--config", str(MODEL_CONFIG)]
     planned = _parser().parse_args(["run", "--out", out, *flags])
     vars(planned).update({name: vars(options)[name] for name in _OF_DEMO.split()})
-    with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as server:
-        if server is not None:
-            planned.base_url = server.base_url
+    with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as url:
+        if url is not None:
+            planned.base_url = url
         status, _, text = _run(planned)
     print(text, file=sys.stderr)
     grading = ["eval", out, "--mode", options.mode, "--workers", str(options.workers)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import partial
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
-
-from tests.scripted_server import ScriptedReply, ScriptedServer
 
 from ..instances import Instance
 
@@ -37,21 +37,60 @@ def commands(instance: Instance, solution: Solution) -> tuple[str, ...]:
     return ("git status --short && ls", change, _MAKE_PATCH, _SUBMIT)
 
 
-def solution_server(instances: Sequence[Instance], solution: Solution) -> ScriptedServer:
-    """Return a server that plays one solution of every instance, right or wrong."""
-    return ScriptedServer(partial(_reply, instances, solution), model=f"scripted-{solution}")
+@contextmanager
+def solution_server(instances: Sequence[Instance], solution: Solution) -> Iterator[str]:
+    """Serve one solution of every instance, right or wrong; yield the `base_url`."""
+    model = f"scripted-{solution}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_known = self.path == "/v1/models"
+            self._answer({"data": [{"id": model}]}, 200 if is_known else 404)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._answer({"model": model, **completion(instances, solution, body["messages"])}, 200)
+
+        def _answer(self, document: dict[str, Any], status: int) -> None:
+            content = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep standard error for the run."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        finally:
+            server.shutdown()
 
 
-def _reply(
-    instances: Sequence[Instance], solution: Solution, body: Mapping[str, Any]
-) -> ScriptedReply:
-    """Find the instance by its problem in the conversation, and the turn by the replies in it."""
-    messages = body["messages"]
+def completion(
+    instances: Sequence[Instance], solution: Solution, messages: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the next reply: the problem in the conversation names the instance, its replies the
+    turn."""
     text = "\n".join(message.get("content") or "" for message in messages)
     instance = next(one for one in instances if one["problem_statement"].strip() in text)
     turn = sum(message["role"] == "assistant" for message in messages)
     command = commands(instance, solution)[turn]
     function = {"name": "bash", "arguments": json.dumps({"command": command})}
     call = {"id": f"call-{turn}", "type": "function", "function": function}
-    counts = (len(text.split()), None, len(command.split()))
-    return ScriptedReply("THOUGHT: next.", *counts, tool_calls=[call])
+    message = {"role": "assistant", "content": "THOUGHT: next.", "tool_calls": [call]}
+    num_prompt, num_reply = len(text.split()), len(command.split())
+    return {
+        "id": f"chatcmpl-{turn}",
+        "object": "chat.completion",
+        "created": 0,
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_reply,
+            "total_tokens": num_prompt + num_reply,
+        },
+    }

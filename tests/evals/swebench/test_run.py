@@ -19,10 +19,10 @@ import pytest
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.instances import SwebenchError
 from agentkv.evals.swebench.run import RunPlan, _sum, run
-from agentkv.evals.swebench.suite import commands, solution_server
+from agentkv.evals.swebench.suite import Solution, commands, completion
 from tests.agents.mini_swe_replies import fenced
 from tests.evals.swebench.run_folders import SUITE, gold_patches
-from tests.scripted_server import ScriptedServer
+from tests.scripted_server import ScriptedReply, ScriptedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 GOLD = gold_patches()
@@ -32,9 +32,21 @@ SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_comman
 Whole = tuple[RunPlan, dict[str, Any], ScriptedServer]
 
 
+def solution_server(solution: Solution) -> ScriptedServer:
+    """The suite's solutions on a server that has the plugin's routes, and notes tags."""
+
+    def reply(body: Any) -> ScriptedReply:
+        made = completion(SUITE, solution, body["messages"])
+        counts = made["usage"]["prompt_tokens"], None, made["usage"]["completion_tokens"]
+        calls = made["choices"][0]["message"]["tool_calls"]
+        return ScriptedReply("THOUGHT: next.", *counts, tool_calls=calls)
+
+    return ScriptedServer(reply, model=f"scripted-{solution}")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
-    with solution_server(SUITE, "gold") as running:
+    with solution_server("gold") as running:
         yield running
 
 
@@ -52,7 +64,7 @@ def plan(server: ScriptedServer, tmp_path: Path) -> RunPlan:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     """A run of all six, its document, and the server of its own."""
-    with solution_server(SUITE, "gold") as server:
+    with solution_server("gold") as server:
         plan = plan_of(server, tmp_path_factory.mktemp("whole") / "run", step_limit=30)
         yield plan, run(plan), server
 
@@ -130,7 +142,7 @@ def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
     run(plan)
     before = (plan.out / "run.json").read_text()
     with (
-        solution_server(SUITE, "wrong") as another,
+        solution_server("wrong") as another,
         pytest.raises(SwebenchError, match="model: 'scripted-gold', now 'scripted-wrong'"),
     ):
         run(replace(plan, base_url=another.base_url), resume=True)
@@ -260,7 +272,7 @@ def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) ->
 def test_an_interrupted_run_ends_in_order(tmp_path: Path, cause: signal.Signals | str) -> None:
     """A signal or the server's end gives status 1, the reason, and finished instances alone."""
     out = tmp_path / "run"
-    with solution_server(SUITE, "gold") as server:
+    with solution_server("gold") as server:
         process = begun(server.base_url, out)
         wait_until(lambda: rows(out))
         if isinstance(cause, signal.Signals):
