@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from agentkv.errors import AgentKVError, InputError
@@ -33,7 +33,7 @@ from agentkv.server.process import HTTPProcess, free_port
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A vLLM server with flags of its own, with a proxy in front of it if there is a command."""
+    """A vLLM server with flags of its own, and a proxy in front of it if there is a command."""
 
     name: str
     server_flags: tuple[str, ...] = ()
@@ -128,8 +128,7 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, RivalPlan]:
     options, more = parser.parse_known_args(argv[:cut])
     rivals = read_rivals(options.rival, options.rival_proxy)
     bench_options, plan = bench.read_plan([*more, *argv[cut:]])
-    values = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    values["policies"] = (*plan.policies, *rivals)
+    values = vars(plan) | {"policies": (*plan.policies, *rivals)}
     return bench_options, RivalPlan(**values)
 
 

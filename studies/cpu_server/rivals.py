@@ -16,7 +16,6 @@ from pathlib import Path
 
 from agentkv.evals.commands.bench import CPU
 from agentkv.evals.simulator import calibrate
-from agentkv.evals.simulator.cost import FittedLine
 from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
 
@@ -33,16 +32,12 @@ def main(argv: Sequence[str]) -> int:
     """The exit status of `agentkv bench`."""
     parser = argparse.ArgumentParser(prog="studies.cpu_server.rivals", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="profile and runs go there")
-    parser.add_argument("--as-shipped", action="store_true", help="the rivals' own constants, too")
     options, more = parser.parse_known_args(argv)
     profile = measured_profile(options.out / "machine.json")
     flags = [
         *("--rival", f"agentinfer={shlex.join(agentinfer_flags(profile))}"),
         *("--rival-proxy", f"vllm-router={shlex.join(router_command(profile))}"),
     ]
-    if options.as_shipped:
-        flags += ["--rival", f"agentinfer-shipped={shlex.join(agentinfer_flags(None))}"]
-        flags += ["--rival-proxy", f"vllm-router-shipped={shlex.join(router_command(None))}"]
     ours = [flag for name in OURS for flag in ("--policy", name)]
     return rivals.main([*ours, *flags, "--out", str(options.out), *more])
 
@@ -57,11 +52,9 @@ def measured_profile(path: Path) -> ServerProfile:
     return ServerProfile.model_validate_json(path.read_text())
 
 
-def agentinfer_flags(profile: ServerProfile | None) -> list[str]:
-    """Flags of `vllm serve` for AgentInfer; None leaves its constants as shipped."""
+def agentinfer_flags(profile: ServerProfile) -> list[str]:
+    """Flags of `vllm serve` for AgentInfer."""
     flags = ["--no-async-scheduling", "--scheduler-cls", BRIDGE]
-    if profile is None:
-        return flags
     prefill_s, linear_s, quadratic_s = prefill_model(profile)
     step = profile.step
     settings = {
@@ -78,29 +71,26 @@ def agentinfer_flags(profile: ServerProfile | None) -> list[str]:
     return [*flags, "--additional-config", json.dumps(config)]
 
 
-def router_command(profile: ServerProfile | None) -> list[str]:
-    """The command of vllm-router; None leaves its constants as shipped."""
-    assert CPU.num_blocks is not None
+def router_command(profile: ServerProfile) -> list[str]:
+    """The command of vllm-router."""
     # a stock server's `/metrics` does not tell the router what its pool holds
     capacity_tokens = (CPU.num_blocks - 1) * int(CPU.server_flags[1])
-    config: dict[str, object] = {"token_capacity_per_target": capacity_tokens}
-    if profile is not None:
-        prefill_s, linear_s, quadratic_s = prefill_model(profile)
-        step: FittedLine = profile.step
-        config |= {
-            "prefill_cost_model": {
-                "intercept_seconds": prefill_s,
-                "linear_seconds_per_1k_tokens": linear_s,
-                "quadratic_seconds_per_1k_tokens_squared": quadratic_s,
-            },
-            "decode_throughput_model": {
-                "fixed_step_seconds": step.fixed_s,
-                "batch_step_seconds_per_request": step.decode_s,
-                "context_step_seconds_per_token": step.context_token_s,
-            },
-            "force_resume_timeout_seconds": FORCED_RESUME_S,
-            "queue_timeout_seconds": 2 * FORCED_RESUME_S,
-        }
+    prefill_s, linear_s, quadratic_s = prefill_model(profile)
+    config = {
+        "token_capacity_per_target": capacity_tokens,
+        "prefill_cost_model": {
+            "intercept_seconds": prefill_s,
+            "linear_seconds_per_1k_tokens": linear_s,
+            "quadratic_seconds_per_1k_tokens_squared": quadratic_s,
+        },
+        "decode_throughput_model": {
+            "fixed_step_seconds": profile.step.fixed_s,
+            "batch_step_seconds_per_request": profile.step.decode_s,
+            "context_step_seconds_per_token": profile.step.context_token_s,
+        },
+        "force_resume_timeout_seconds": FORCED_RESUME_S,
+        "queue_timeout_seconds": 2 * FORCED_RESUME_S,
+    }
     return [
         *("vllm-router", "--port", "{port}", "--worker-urls", "{server}"),
         *("--enable-program-scheduling", "--program-scheduling-config-json", json.dumps(config)),

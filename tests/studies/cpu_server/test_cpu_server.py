@@ -33,14 +33,12 @@ def test_a_cold_prefill_costs_what_the_profile_says() -> None:
 
 
 def test_both_rivals_are_read_as_compare_reads_them() -> None:
-    """The JSON survives the quoting; untuned, the router gets only the pool's size."""
+    """The JSON survives the quoting."""
     command = shlex.join(["sh", *router_command(MACHINE)[1:]])
     [router] = read_rivals([], [f"router={command}"])
     config = json.loads(router.proxy[-1])
     assert config["token_capacity_per_target"] == 143 * 32
     assert config["prefill_cost_model"]["intercept_seconds"] == pytest.approx(0.06)
     assert config["force_resume_timeout_seconds"] <= config["queue_timeout_seconds"]
-    assert list(json.loads(router_command(None)[-1])) == ["token_capacity_per_target"]
     settings = json.loads(agentinfer_flags(MACHINE)[-1])["agentcache"]["progress_ttl"]
     assert settings["decode_step_seconds_per_request"] == 0.003
-    assert agentinfer_flags(None)[-2] == "--scheduler-cls"
