@@ -30,7 +30,7 @@ DATA = (
     "agentkv/py.typed",
     "agentkv/agents.toml",
     "agentkv/commands/programs.toml",
-    "agentkv/durations/models.json",
+    "agentkv/durations/trees.json",
     "agentkv/evals/simulator/catalog.toml",
     "agentkv/evals/swebench/suite/instances.json",
     "agentkv/integrations/vllm/ui/page.js",

@@ -43,12 +43,6 @@ COMMANDS = {
     "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench and simulate"),
-    "predict": ("evals.commands.predict", "bench", "say how long a command will run, and why"),
-    "train-predictor": (
-        "evals.commands.train_predictor",
-        "bench",
-        "train the duration predictor on your own traces",
-    ),
     "swebench": (
         "evals.swebench.command",
         "bench,swebench",

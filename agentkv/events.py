@@ -35,10 +35,8 @@ class CacheReset(Event):
 
 @dataclass(frozen=True, slots=True)
 class RulesFailed(Event):
-    """The policy, or the predictor, answered a question late or not as it must."""
+    """The policy answered a question late or not as it must."""
 
-    rules: str
-    """ "policy" or "predictor"."""
     fault: Fault
 
 

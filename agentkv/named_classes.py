@@ -1,7 +1,7 @@
 """Finds a class by the name that a flag, an environment variable, a setting or a table gives.
 
 A name is a shipped one, that of an entry point, `package.module:Class`, or `path/to/file.py:Class`.
-Used for policies and for duration predictors, of which it knows nothing.
+Used for policies.
 """
 
 from __future__ import annotations

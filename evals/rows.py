@@ -27,7 +27,7 @@ from .outcomes import JobOutcome, JobStatus, RunOutcome, TurnOutcome, summarize
 RUN_FILE, TURNS_FILE = "run.json", "turns.jsonl"
 RECORD_FILE = "timestamps.json"
 """The server's event log of the run, where it has one: `agentkv record` reads it."""
-PACKAGES = ("lightgbm", "numpy", "tree-sitter", "tree-sitter-bash")
+PACKAGES = ("numpy",)
 """What every result may depend on; each kind of measurement adds its own."""
 _TURN_FIELDS = tuple(field.name for field in fields(TurnOutcome))
 _NEEDED_FIELDS = tuple(field.name for field in fields(TurnOutcome) if field.default is MISSING)

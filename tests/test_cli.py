@@ -81,9 +81,9 @@ def test_an_interrupted_command_says_so(
     module = ModuleType("interrupted")
     module.main = main_of_command  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "agentkv.interrupted", module)
-    monkeypatch.setitem(COMMANDS, "predict", ("interrupted", "", ""))
-    assert main(["predict", "ls"]) == 1
-    assert capsys.readouterr().err == "agentkv predict: interrupted\n"
+    monkeypatch.setitem(COMMANDS, "plot", ("interrupted", "", ""))
+    assert main(["plot", "x"]) == 1
+    assert capsys.readouterr().err == "agentkv plot: interrupted\n"
 
 
 def test_characters_that_the_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

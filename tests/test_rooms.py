@@ -54,7 +54,7 @@ def test_private_scheduler_names_stay_in_one_file() -> None:
     "module",
     [
         *("agentkv", "agentkv.cli", "agentkv.durations.ttl", "agentkv.server.process"),
-        *("agentkv.policies", "agentkv.predictors", "agentkv.watchers"),
+        *("agentkv.policies", "agentkv.watchers"),
         "agentkv.integrations.vllm.retention.manager",
         "agentkv.integrations.vllm.watch.job_view",
     ],

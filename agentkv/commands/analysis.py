@@ -1,55 +1,71 @@
-"""Reads from a bash text the programs that it runs, by a walk over tree-sitter's syntax tree.
+"""Reads from a bash text the programs that it runs, piece by piece between its separators.
 
-Called by the predictors of durations, and by code that looks into tool calls. Other text
-gives what could be read of it, never an error. Knows nothing of durations.
+Text that is no bash gives what could be read of it, never an error.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from itertools import islice, takewhile
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
-from tree_sitter import Node
-
-from agentkv.commands.prefixes import Unwrapped, runs_for_each, tighter, unwrap
-from agentkv.commands.program import (
-    INTERPRETERS,
-    SHOWN_PROGRAMS,
-    SHOWN_SUBCOMMANDS,
+from agentkv.commands.programs import (
+    MAX_WORDS,
+    SHELLS,
+    TABLES,
     TAKES_OPERANDS,
     Program,
     module_of,
+    program_name,
+    program_of,
+    unwrap,
 )
-from agentkv.commands.quantities import is_endless, num_rounds
-from agentkv.commands.shell import MAX_PROGRAMS, ProgramList, product
-from agentkv.commands.syntax import MAX_ANALYZED_BYTES, elide_heredocs, parse, text_of, word_of
 
-_MAX_DEPTH = 40
-_SCRIPT_DEPTH = 13
-"""Depth that a quoted script (`bash -c '...'`) costs: three may be nested."""
-_STDIN_CHARS = 400
-_MAX_ASSIGNED_CHARS = 200
-_MAX_WORDS = 64
-"""Read of a program that another one runs."""
-_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
-_BODIES = frozenset({"do_group", "compound_statement"})
-_BRANCHES = frozenset({"elif_clause", "else_clause"})
-_SUBSHELLS = frozenset({"subshell", "command_substitution", "process_substitution"})
-_BUILTINS = frozenset({"declaration_command", "test_command", "unset_command"})
-_LEAVES = frozenset({"comment", "raw_string", "heredoc_body", "word", "number", "variable_name"})
-_PLAIN_WORDS = frozenset({"word", "raw_string", "number"})
-
-_FINDERS = frozenset({"find", "fd", "fdfind"})
-_ONE_BY_ONE = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "--exec"})
-_TOGETHER = frozenset({"-X", "--exec-batch"})
-_EXECUTING = _ONE_BY_ONE | _TOGETHER
-_MAX_EXECUTED = 8
-_CALL_OPERATOR = re.compile(r"(^|[;|{(]\s)[ \t]*&[ \t]+(?=['\"$.{\w])", re.MULTILINE)
+MAX_READ_CHARS = 2048
+"""Read of a command, long here-documents cut out."""
+MAX_PROGRAMS = 24
+_MAX_DEPTH, _MAX_TOKENS, _MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 3, 500, 16, 2, 6
+_KEPT_CHARS = 400
+"""Kept of a here-document, since an interpreter may read it."""
+_SHOWN_PROGRAMS = TAKES_OPERANDS.union(
+    *(names.split() for names in TABLES["name"].values()),
+    (key.partition(":")[0] for keys in TABLES["key"].values() for key in keys.split()),
+)
+SHOWN_SUBCOMMANDS = frozenset(TABLES["words"]["shown_subcommands"].split())
 _PLAIN_NAME = re.compile(r"[A-Za-z][a-z_-]{0,19}")
+
+HEREDOC_OPENER = re.compile(
+    # neither a here-string (<<<) nor, with a number or `=` behind it, a shift
+    r"<(?<!<<)<(?!<)-?[ \t]{0,20}+(?![0-9=])"
+    # in quotes any text of a line, else a word
+    r"\\?(?P<quote>['\"])?(?P<delimiter>(?(quote)[^'\"\n]{1,64}+|[\w.!@+%:/=~^-]{1,64}+))"
+    r"(?(quote)(?P=quote))"
+)
+_BALANCED = r"\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)"
+_TOKEN = re.compile(
+    r"(?P<blank>[ \t\r]+|\\\n|(?<![^\s;&|(])\#[^\n]*+)"
+    rf"|(?P<heredoc>{HEREDOC_OPENER.pattern})"
+    r"|(?P<end>&&|\|\||\|&?|;;&?|[;\n]|&(?!>)|\((?!\()|\))"
+    rf"|(?P<word>(?:[^\s\\'\"`$;&|<>()]++|\\.|'[^']*+(?:'|\Z)|\"(?:[^\"\\]++|\\.)*+(?:\"|\Z)"
+    rf"|\$(?!\()|[$<>]{_BALANCED}|\({_BALANCED}\)|(?<==){_BALANCED}|`[^`]*+`|\(\))++)"
+    r"|(?P<redirect>&?>>?[&|]?|<<<|<&?)",
+    re.DOTALL,
+)
+_QUOTED = re.compile(r"'([^']*+)'?|\"((?:[^\"\\]++|\\.)*+)\"?|\\(.)", re.DOTALL)
+_WINDOWS_PATH = re.compile(r"[\w.:]\\+[\w.]")
+_SUBSTITUTION = re.compile(rf"(?:(?<!\\)\$|^[<>])({_BALANCED})|(?<!\\)`([^`]*+)`")
+_VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?:\[@\])?(?::?-([^}]*))?[}%]?")
+_ASSIGNED = re.compile(r"\$?(\w{1,64})=(.*)", re.DOTALL)
+_KEYWORDS = re.compile(r"if|then|elif|else|do|done|[{}!]|fi|esac|for|select|while|until")
+_COUNTED = re.compile(r"\w+=(\d{1,6});\w+<(=?)(\d{1,6});")
+_RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
+_SEQ = re.compile(r"\$\(seq (?:(\d{1,6}) )?(\d{1,6})\)")
+_LEAVES = re.compile(r"\b(?:break|exit|return)\b(?!_)")
+_ENDLESS = re.compile(r"true|:|\[+ 1 \]+|\(\( ?1 ?\)\)|sleep .*|! false")
+_NEVER = re.compile(r"false|! true")
+_EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,281 +78,285 @@ class CommandAnalysis:
     text: str
     programs: tuple[Program, ...] = ()
     num_pipes: int = 0
-    num_sequences: int = 0
-    """`&&`, `||`, `;` and line ends between commands."""
     has_and: bool = False
     has_semicolon: bool = False
     has_redirect: bool = False
     has_loop: bool = False
     has_subshell: bool = False
-    loop_count: int | None = None
-    """Rounds of the first outermost loop if the text gives them, as `for i in 1 2 3` does."""
-
-
-_shape_of = attrgetter(*(field.name for field in fields(CommandAnalysis)[2:]))
-"""Everything but text and programs, which a walk counts under the same names."""
 
 
 def analyze_command(text: str) -> CommandAnalysis:
     """Read a bash text of any length; only its first 2 kB count, long here-documents cut out.
 
-    Every text can be read; anything but a str raises TypeError. Median 20 microseconds; at most
-    about 46 ms on adversarial text, three times that if it nests scripts. The last 2,048 texts are
-    remembered: 2.5 MiB of usual ones, 40 MiB of the worst.
+    Every text can be read; anything but a str raises TypeError.
     """
     if not isinstance(text, str):
         raise TypeError(
             f"a command is a str of bash: got {text!r:.80} ({type(text).__name__}); the command "
             "of a tool call is None where the call runs none: leave that one out"
         )
-    return _analyze(elide_heredocs(text[: 64 * MAX_ANALYZED_BYTES])[:MAX_ANALYZED_BYTES])
+    found = _Found()
+    text, bare = _cut_heredocs(text[: 16 * MAX_READ_CHARS], found.heredocs)
+    _Script(bare[:MAX_READ_CHARS], found).read()
+    programs = [each for each in found.programs if each.name not in ("cd", "pushd")]
+    return CommandAnalysis(
+        text[:MAX_READ_CHARS],
+        tuple(programs or found.programs[:1]),
+        num_pipes=found.marks.count("|"),
+        has_and="&&" in found.marks,
+        has_semicolon=not {";", "\n"}.isdisjoint(found.marks),
+        has_redirect=">" in found.marks,
+        has_loop="do" in found.marks,
+        has_subshell="(" in found.marks,
+    )
 
 
-@lru_cache(maxsize=2048)
-def _analyze(text: str) -> CommandAnalysis:
-    walk = _Walk()
-    walk.read_script(text)
-    programs = [program for program in walk.programs if program.name not in ("cd", "pushd")]
-    return CommandAnalysis(text, tuple(programs or walk.programs[:1]), *_shape_of(walk))
+def _cut_heredocs(text: str, bodies: list[str]) -> tuple[str, str]:
+    """Return the text with here-documents of 400 characters at most, and without them.
 
-
-def forget_analyses() -> None:
-    """Clear the cache of analysed texts, so that a measurement starts cold."""
-    _analyze.cache_clear()
-
-
-class _Walk:
-    """One walk over the syntax tree of a command, which collects programs and shape."""
-
-    num_pipes = num_sequences = 0
-    has_and = has_semicolon = has_redirect = has_loop = has_subshell = False
-    loop_count: int | None = None
-
-    def __init__(self) -> None:
-        self._found = ProgramList()
-        self.programs: list[Program] = self._found.programs
-        self._stdin = ""
-        """The here-document or here-string fed to the node being read."""
-
-    def read_script(self, text: str, depth: int = 0) -> None:
-        """Read a bash text. PowerShell's `& PROGRAM`, no bash, is that program."""
-        self._read_children(parse(_CALL_OPERATOR.sub(r"\1", text)), depth)
-
-    def _read_children(self, node: Node, depth: int) -> None:
-        first = len(self.programs)
-        is_alternative = False
-        for child in node.children:
-            kind = child.type
-            if child.is_named:
-                first = len(self.programs)
-                self._read(child, kind, depth + 1)
-                if is_alternative or kind in _BRANCHES:
-                    self._found.change(first, is_alternative=True)
-                is_alternative = kind == "case_item"
-            elif kind == "&":
-                self._found.start_job_from(first)
-            elif kind in ("&&", "||"):
-                self.num_sequences += 1
-                self.has_and |= kind == "&&"
-                is_alternative = kind == "||"
-            elif kind in (";", "\n"):
-                self.num_sequences += 1
-                self.has_semicolon |= kind == ";"
-
-    def _read(self, node: Node, kind: str, depth: int) -> None:
-        if kind in _LEAVES or depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS:
-            return
-        if kind == "command":
-            self._read_command(node, depth)
-        elif kind == "pipeline":
-            self._read_pipeline(node, depth)
-        elif kind == "redirected_statement":
-            self._read_redirected(node, depth)
-        elif kind in _LOOPS:
-            self._read_loop(node, kind, depth)
-        elif kind == "function_definition":
-            first = len(self.programs)
-            self._read_children(node, depth)
-            name = node.child_by_field_name("name")
-            self._found.define("" if name is None else text_of(name), first)
-        elif kind in _BUILTINS:
-            words = tuple(text_of(node).split())
-            self._read_children(node, depth)
-            self._add_program(("test", *words[1:]) if kind == "test_command" else words, depth)
+    The latter is what a shell reads; `bodies` gets what is cut out. Linear in the length.
+    """
+    short: list[str] = []
+    bare: list[str] = []
+    read_to = position = num_open = 0
+    for _ in range(_MAX_HEREDOCS if "<<" in text else 0):
+        opener = HEREDOC_OPENER.search(text, position)
+        body = text.find("\n", opener.end()) + 1 if opener else 0
+        if opener is None or not body:
+            break
+        closer = re.compile(rf"^[ \t]*{re.escape(opener['delimiter'])}[ \t]*$", re.MULTILINE)
+        end = closer.search(text, body)
+        if end is None:  # cut off, or `1 << n`
+            position = opener.end()
+            num_open += 1
+            if num_open > _MAX_OPEN:
+                break
         else:
-            if kind == "variable_assignment":
-                self._found.jobs.assign(text_of(node))
-                variable, _, value = text_of(node)[:_MAX_ASSIGNED_CHARS].partition("=")
-                self._found.assign(variable, value)
-            elif kind == "ERROR" and any(child.type == "heredoc_start" for child in node.children):
-                # a here-document whose end was cut off
-                self._found.change(len(self.programs) - 1, has_input=True)
-            self.has_subshell |= kind in _SUBSHELLS
-            self._read_children(node, depth)
+            position = end.end()
+            bodies.append(text[body : min(end.start(), body + _KEPT_CHARS)])
+            short += text[read_to:body], bodies[-1].rstrip("\n"), "\n", text[end.start() : position]
+            bare.append(text[read_to:body])
+            read_to = position
+    return "".join([*short, text[read_to:]]), "".join([*bare, text[read_to:]])
 
-    def _read_command(self, node: Node, depth: int) -> None:
-        words: list[str] = []
-        here_string = None
-        for child in node.children:
-            kind = child.type
-            if kind == "file_redirect":
-                self.has_redirect = True
-            elif kind == "variable_assignment":
-                self._read_nested(child, depth)
-            elif kind == "herestring_redirect":
-                here_string = "".join(map(word_of, child.named_children[-1:]))
-            elif kind != "heredoc_redirect":
-                words.append(word_of(child))
-                if kind not in _PLAIN_WORDS:
-                    self._read_nested(child, depth)
-        if words and here_string is None:
-            self._add_program(tuple(words), depth)
-        elif words and here_string is not None:
-            first, outer = len(self.programs), self._stdin
-            self._stdin = here_string
-            self._add_program(tuple(words), depth)
-            self._stdin = outer
-            self._found.change(first, has_input=True)
 
-    def _read_nested(self, node: Node, depth: int) -> None:
-        """Read the programs in the substitutions of a word, which run before the command."""
-        text = node.text or b""
-        if b"$(" in text or b"`" in text or b"<(" in text:
-            self.has_subshell = True
-            self._read_children(node, depth + 1)
+@dataclass(slots=True)
+class _Found:
+    """What was found in a text and in all scripts nested in it."""
 
-    def _read_pipeline(self, node: Node, depth: int) -> None:
-        was_piped = self._found.is_piped
-        for child in node.children:
-            if child.is_named:
-                self._read(child, child.type, depth + 1)
-                self._found.is_piped = True
-            elif child.type in ("|", "|&"):
-                self.num_pipes += 1
-        self._found.is_piped = was_piped
+    programs: list[Program] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    """Separators, `>` of redirections, `(` of subshells and `do` of loops."""
+    heredocs: list[str] = field(default_factory=list)
+    """What was cut out of the text, in its order."""
+    variables: dict[str, str] = field(default_factory=dict)
+    num_tokens: int = 0
 
-    def _read_redirected(self, node: Node, depth: int) -> None:
-        first = fed = len(self.programs)
-        outer, has_input = self._stdin, False
-        heredocs = [child for child in node.children if child.type == "heredoc_redirect"]
-        if heredocs:
-            body = (part for part in heredocs[0].named_children if part.type == "heredoc_body")
-            self._stdin = "".join(map(text_of, islice(body, 1)))
-        for child in node.children:
-            if child.type == "heredoc_redirect":
-                fed = max(fed, len(self.programs))
-                self._read_behind_heredoc(child, first, depth)
-            elif child.type == "file_redirect":
-                self.has_redirect = True
-                text = child.text or b""
-                has_input |= b"<" in text[:2]
-                if b"(" in text:
-                    self._read_nested(child, depth)
-            elif child.is_named:
-                self._read(child, child.type, depth + 1)
-                fed = len(self.programs)
-        stdin, self._stdin = self._stdin[:_STDIN_CHARS] if heredocs else "", outer
-        if has_input or heredocs:
-            self._found.change(first, fed, has_input=True)
-        if stdin and fed > first:
-            program = self.programs[first]
-            is_code = program.name in INTERPRETERS and program.key == program.name
-            key = f"{program.key}:-" if is_code else program.key
-            self._found.change(first, first + 1, key=key, stdin=stdin)
+    def change(self, first: int, **changes: object) -> None:
+        self.programs[first:] = [replace(each, **changes) for each in self.programs[first:]]  # type: ignore[arg-type]
 
-    def _read_behind_heredoc(self, redirect: Node, first: int, depth: int) -> None:
-        """Read the rest of a line such as `cat <<EOF | wc`, which hangs on the redirect."""
-        for part in redirect.named_children:
-            if part.type in ("pipeline", "command", "list"):
-                self._read(part, part.type, depth + 1)
-                self.num_pipes += part.type == "command"
-                self.num_sequences += part.type == "list"
-            elif part.type == "file_redirect":
-                self.has_redirect = True
-            elif part.type == "ERROR" and part.text == b"&":  # the grammar has none in this place
-                self._found.start_job_from(first)
 
-    def _read_loop(self, node: Node, kind: str, depth: int) -> None:
-        found = self._found
-        is_first, self.has_loop = not self.has_loop, True
-        rounds, outer_rounds, outer_is_left = num_rounds(node), found.rounds, found.is_left
-        first = len(self.programs)
-        found.is_left = False
-        for child in node.children:
-            if kind != "while_statement" and child.type not in _BODIES:
-                self._read_children(child, depth + 1)
-                first = len(self.programs)
+class _Script:
+    """One bash text, read from left to right."""
+
+    def __init__(self, text: str, found: _Found, depth: int = 0) -> None:
+        """`depth` counts the scripts that this one is nested in."""
+        self._text, self._found, self._depth = text, found, depth
+        self._words: list[str] = []
+        self._loop = ""
+        """The keyword of a loop whose words are being read."""
+        self._rounds: float | None = None
+        self._loops: list[tuple[int, int, float | None]] = []
+        """Per open loop the first program and character of its body, and its rounds."""
+        self._lists = [0]
+        """The first program of each open list, which an `&` behind it sends to the background."""
+        self._has_input = self._is_piped = False
+        self._stdin = ""
+
+    def read(self) -> None:
+        found, position = self._found, 0
+        while position < len(self._text) and found.num_tokens < _MAX_TOKENS:
+            found.num_tokens += 1
+            token = _TOKEN.match(self._text, position)
+            kind = token and token.lastgroup
+            position = token.end() if token else position + 1
+            if token is None or kind == "blank":
                 continue
-            found.rounds = product(outer_rounds, rounds)
-            found.loop_depth += 1
-            if child.is_named:
-                self._read(child, child.type, depth + 1)
-            found.loop_depth -= 1
-            found.rounds = outer_rounds
-        if found.is_left:
-            rounds = None
+            if kind == "word" or (self._words[:1] == ["[["] and kind != "heredoc"):
+                self._take_word(token[0], token.start())
+            elif kind == "end":
+                self._take_end(token[0])
+            elif kind == "redirect":
+                found.marks.append(">")
+                self._has_input |= "<" in token[0]
+                if self._words and self._words[-1].isdecimal() and token[0] != "<<<":
+                    self._words.pop()
+                target = re.compile(r"\s*").match(self._text, position)
+                word = _TOKEN.match(self._text, target.end() if target else position)
+                if word is not None and word.lastgroup == "word":
+                    position = word.end()
+                    self._stdin = _unquoted(word[0]) if token[0] == "<<<" else self._stdin
+            else:
+                self._stdin = found.heredocs.pop(0) if found.heredocs else ""
+                self._has_input = True
+        self._end_command()
+        while self._loops:
+            self._end_loop(len(self._text))
+
+    def _take_word(self, text: str, start: int) -> None:
+        if not self._words and self._loop != "for" and _KEYWORDS.fullmatch(text):
+            if text in ("for", "select", "while", "until"):
+                self._loop, self._rounds = "for" if text == "select" else text, None
+            elif text == "do" and len(self._loops) < _MAX_LOOPS:
+                self._found.marks.append("do")
+                self._loops.append((len(self._found.programs), start, self._rounds))
+            elif text == "done":
+                self._end_loop(start)
+            return
+        if len(self._words) < MAX_WORDS:
+            self._words.append(_unquoted(text))
+        if text[0] != "'" and self._depth < _MAX_DEPTH:
+            for inner in _SUBSTITUTION.finditer(text) if "(" in text or "`" in text else ():
+                self._found.marks.append("(")
+                if inner[0][:3] != "$((":
+                    self._read_nested(inner[2] or (inner[1] or "")[1:-1])
+
+    def _take_end(self, text: str) -> None:
+        if text == ")" and len(self._lists) == 1:
+            self._words.clear()  # the label of a `case`
+        self._end_command()
+        found = self._found
+        found.marks.append(text)
+        if text == "&":
+            found.change(self._lists[-1], is_background=True)
+        if text == "(":
+            self._lists.append(len(found.programs))
+        elif text == ")" and len(self._lists) > 1:
+            self._lists.pop()
+        elif text in ("&", ";", "\n"):
+            self._lists[-1] = len(found.programs)
+        self._is_piped = text in ("|", "|&")
+
+    def _read_nested(self, text: str) -> bool:
+        """Read a text within this one; True if it runs anything."""
+        num = len(self._found.programs)
+        if self._depth < _MAX_DEPTH:
+            _Script(text, self._found, self._depth + 1).read()
+        return len(self._found.programs) > num
+
+    def _end_loop(self, end: int) -> None:
+        if self._loops:
+            first, start, rounds = self._loops.pop()
+            rounds = None if _LEAVES.search(self._text, start, end) else rounds
+            for index, each in enumerate(self._found.programs[first:], first):
+                both = None if each.rounds is None or rounds is None else each.rounds * rounds
+                self._found.programs[index] = replace(each, rounds=both)
+
+    def _end_command(self) -> None:
+        words, self._words = self._words, []
+        loop, self._loop = self._loop, ""
+        stdin, self._stdin = self._stdin, ""
+        has_input, self._has_input = self._has_input or self._is_piped, False
+        if loop == "for":
+            self._rounds = _rounds_of(words)
+        elif (loop and _ENDLESS.fullmatch(" ".join(words))) or (loop, words) == (
+            "until",
+            ["false"],
+        ):
+            self._rounds = None if loop == "until" and words != ["false"] else math.inf
+        if words[1:2] == ["="]:  # PowerShell's `$x = ...`
+            words = [f"{words[0]}={' '.join(words[2:])}"]
+        for assigned in map(_ASSIGNED.fullmatch, words):
+            if assigned is None:
+                break
+            self._found.variables[assigned[1]] = assigned[2][:200].strip("()")
+        else:
+            return
+        first = len(self._found.programs)
+        if loop != "for" and words[0] != "case" and words[0][-2:] != "()":
+            self._run(tuple(words), stdin)
+            if has_input:
+                self._found.change(first, has_input=True)
+
+    def _run(self, words: tuple[str, ...], stdin: str) -> None:
+        """Add the programs that these words run."""
+        found = self._found
+        if len(found.programs) >= MAX_PROGRAMS:
+            return
+        first = len(found.programs)
+        runs = unwrap(self._expanded(words))
+        argv = self._expanded(runs.argv)
+        if argv != runs.argv:  # `timeout 60 $PY -m pytest`
+            runs = runs._replace(argv=unwrap(argv).argv)
+        name = program_name(runs.argv[0]) if runs.argv else ""
+        is_shell = name in SHELLS or name in ("su", "ssh")
+        reads_stdin = is_shell and program_of(runs.argv).key in (
+            name,
+            f"{name}:-",
+            f"ssh:{runs.argv[-1]}",
+        )
+        script = runs.script or (stdin if reads_stdin else "")
+        is_read = bool(script) and (is_shell or not runs.argv) and self._read_nested(script)
+        if runs.argv and not (is_read and name in SHELLS):
+            program = program_of(runs.argv)
+            found.programs.insert(first, replace(program, code=program.code or stdin[:_KEPT_CHARS]))
+        if script and not is_read and runs.argv and not is_shell:
+            self._read_nested(script)
+        if runs.inner:
+            self._run(runs.inner, stdin)
+        if words[0] == "xargs" and not {"-n1", "-n", "-I", "-i"}.isdisjoint(words[1:4]):
             found.change(first, rounds=None)
-        elif is_endless(node):
-            found.change(first, first + 1, is_endless=True)
-        if is_first:
-            self.loop_count = rounds
-        found.is_left = outer_is_left or found.leaves_shell_from(first)
+        for executed in _executed(runs.argv) if name in ("find", "fd") else ():
+            self._run(executed if executed[0] != name else (name,), "")
+            found.change(first + 1, rounds=None)
+        if runs.timeout_s:
+            found.change(first, timeout_s=runs.timeout_s)
 
-    def _add_program(self, words: tuple[str, ...], depth: int) -> None:
-        words = self._found.expanded(words) if words[0][:1] in ("$", "%") else words
-        is_full = depth > _MAX_DEPTH or len(self.programs) >= MAX_PROGRAMS
-        if is_full or not words or self._found.call(words[0]):
-            return
-        first = len(self.programs)
-        found = unwrap(words)
-        if found.argv[0][:1] in ("$", "%") and (argv := self._found.expanded(found.argv)):
-            within = unwrap(argv)  # `timeout 60 $PY -m pytest`
-            found = within._replace(timeout_s=tighter(found.timeout_s, within.timeout_s))
-        if found.counts_itself or not self._read_text(found, depth):
-            self._found.append(found.argv)
-        if found.inner:
-            self._add_program(found.inner[:_MAX_WORDS], depth + 1)
-        elif found.counts_itself:
-            self._read_text(found, depth)
-        if found.counts_itself and len(self.programs) > first + 1:
-            self._found.change(first, first + 1, is_runner=True)
-        if runs_for_each(words):
-            self._found.change(first, is_in_loop=True, rounds=None)
-        if found.argv[0] in _FINDERS:
-            for executed, is_repeated in _executed(found.argv):
-                begin = len(self.programs)
-                self._add_program(executed, depth + 1)
-                if is_repeated:
-                    self._found.change(begin, is_in_loop=True, rounds=None)
-        if found.timeout_s is not None:
-            self._found.limit_from(first, found.timeout_s)
-
-    def _read_text(self, found: Unwrapped, depth: int) -> bool:
-        """Read the bash text given to a program; True if it runs anything."""
-        script = self._stdin if found.reads_script else found.script
-        if not script or depth + _SCRIPT_DEPTH > _MAX_DEPTH:
-            return False
-        first = len(self.programs)
-        if found.reads_script:
-            self._stdin = ""
-        self.read_script(script, depth + _SCRIPT_DEPTH)
-        return len(self.programs) > first
+    def _expanded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Replace a variable in the program's place by what the text has set it to."""
+        variable = _VARIABLE.fullmatch(argv[0]) if argv else None
+        if variable is None:
+            return argv
+        value = self._found.variables.get(variable[1]) or variable[2] or ""
+        value = value.removeprefix("$(which ").rstrip(")")  # `PY=$(which python)`
+        if not value and variable[1].isupper():
+            value = variable[1].lower()  # `$PYTHON x.py`
+        return (*value.split(), *argv[1:]) if value and value[0] != "$" else argv
 
 
-def _executed(argv: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """The words of each program that `find -exec` or `fd -x` runs, and whether once per file."""
-    start = 1
-    for _ in range(_MAX_EXECUTED):
-        while start < len(argv) and argv[start] not in _EXECUTING:
-            start += 1
-        end = start + 1
-        while end < len(argv) and argv[end] != ";" and argv[end - 1 : end + 1] != ("{}", "+"):
-            end += 1
-        if end <= start + 1:
-            return
-        is_together = argv[start] in _TOGETHER or argv[end : end + 1] == ("+",)
-        yield argv[start + 1 : min(end, start + 1 + _MAX_WORDS)], not is_together
-        start = end + 1
+def _executed(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The words of each program that `find -exec` or `fd -x` runs."""
+    for start in [index for index, word in enumerate(argv) if word in _EXECUTING][:4]:
+        if words := tuple(takewhile(lambda word: word not in (";", "+"), argv[start + 1 :])):
+            yield words[:MAX_WORDS]
+
+
+def _unquoted(text: str) -> str:
+    """Return a word as the shell would pass it, expansions left as written."""
+    if "\\" in text and _WINDOWS_PATH.search(text):  # bash would drop what Windows needs
+        return text.strip("'\"")
+    if "'" not in text and '"' not in text and "\\" not in text:
+        return text
+    return _QUOTED.sub(lambda part: part[1] or _unescaped(part[2] or "") or part[3] or "", text)
+
+
+def _unescaped(text: str) -> str:
+    return text.replace('\\"', '"').replace("\\$", "$") if "\\" in text else text
+
+
+def _rounds_of(words: list[str]) -> float | None:
+    """Return the rounds of a `for` over words, a range, `seq` or a counter; None if not said."""
+    if len(words) == 1:
+        counter = re.sub(r"\s", "", words[0]).strip("()")
+        counted = _COUNTED.match(counter)
+        if counted is None:
+            return math.inf if counter[:2] == ";;" else None
+        return int(counted[3]) - int(counted[1]) + (counted[2] == "=")
+    values = words[2:]
+    for pattern in (_RANGE, _SEQ):
+        if found := pattern.fullmatch("".join(values)):
+            return abs(int(found[2]) - int(found[1] or 1)) + 1
+    return len(values) if values and not any(set("*?$`") & set(word) for word in values) else None
 
 
 def command_key(command: str) -> str:
@@ -344,25 +364,16 @@ def command_key(command: str) -> str:
 
     A program, with a subcommand or module behind it, each out of a list or, for a program, a plain
     word of letters. Nothing else of the text is in it, no argument, path or assignment: any other
-    program is "other". Empty if nothing runs. Costs what `analyze_command` does.
+    program is "other". Empty if nothing runs.
     """
     analysis = analyze_command(command)
-    programs = analysis.programs
-    lasting = (each for each in programs if each.name not in TAKES_OPERANDS)
-    main = next(lasting, programs[0] if programs else None)
+    lasting = (each for each in analysis.programs if each.name not in TAKES_OPERANDS)
+    main = next(lasting, analysis.programs[0] if analysis.programs else None)
     if main is None:
         return ""
     module = module_of(main)
-    if module is not None and module.name in SHOWN_PROGRAMS:
-        main = module
-    name, *parts = main.key.split(":")
-    if name not in SHOWN_PROGRAMS and not _is_plain_word(name, analysis.text):
+    name, *parts = (module if module.name in _SHOWN_PROGRAMS else main).key.split(":")
+    is_word = re.search(rf"(?:^|[\s;&|(]){re.escape(name)}(?:[\s;&|)]|$)", analysis.text)
+    if name not in _SHOWN_PROGRAMS and not (is_word and _PLAIN_NAME.fullmatch(name)):
         return "other"
     return " ".join((name, *takewhile(SHOWN_SUBCOMMANDS.__contains__, parts)))
-
-
-def _is_plain_word(name: str, text: str) -> bool:
-    """Whether a program's name is all of a word of the text, so no path, and of letters alone."""
-    if not _PLAIN_NAME.fullmatch(name):
-        return False
-    return re.search(rf"(?:^|[\s;&|(]){name}(?:[\s;&|)]|$)", text) is not None

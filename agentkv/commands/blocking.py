@@ -1,8 +1,7 @@
 """What an agent waits for in a tool call: its command, as far as the other arguments let it block.
 
 A flag sends the command to the background; an argument or the tool's own default limits the wait.
-Called by the predictor of durations, the client and the vLLM plugin. The names of arguments and the
-tools of known agents are in `tools.toml`. Knows nothing of how long commands run.
+The names of arguments and the tools of known agents are in `tools.toml`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple, Protocol, cast
 
-from agentkv.commands.program import tables_in
+from agentkv.commands.programs import tables_in
 
-_TABLES = tables_in("commands", "tools.toml")
+_TABLES = tables_in("tools.toml")
 _STEMS, _VALUES = (
     {kind: frozenset(names.split()) for kind, names in _TABLES[table].items()}
     for table in ("arguments", "values")
 )
 _UNITS = {name: float(size) for size, names in _TABLES["units"].items() for name in names.split()}
 """Seconds by the name of a unit."""
+_LOOK = "tail -f output"
+"""Stands for a look at a process that runs: it takes as long as its limit lets it."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _AMOUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?([a-z]{0,12})")
 _FLAGS = {"true": True, "false": False}
@@ -47,6 +48,8 @@ class Awaited(NamedTuple):
     """Bash text that takes as long as the call would without a limit."""
     limit_s: float | None = None
     """Seconds after which the call comes back at the latest; 0: its command is not waited for."""
+    asks_person: bool = False
+    """True if a person is asked, so that the call's time says nothing of the command's."""
 
 
 def awaited(call: str | Call | Awaited) -> Awaited:
@@ -59,14 +62,21 @@ def awaited(call: str | Call | Awaited) -> Awaited:
     if isinstance(call, str) or not hasattr(call, "arguments"):
         return Awaited(cast(str, call))
     arguments, (tool_unit_s, default_s, max_s) = call.arguments, _tool_of(call)
+    if _last_name(call.name) in _VALUES["asking"]:
+        return Awaited("", None, True)
     # Terminal-bench's Terminus waits `duration` behind its keystrokes, done or not
     waits_only = "keystrokes" in arguments and "is_blocking" not in arguments
     action = arguments.get("action")
     waits_only |= (action if isinstance(action, str) else call.name) in _VALUES["waiting"]
     timeouts_s, waits_s, is_background, blocks = [], [], False, None
+    names_process = has_input = asks_person = False
     for stem, unit_s, value in _named(arguments):
-        flag = _FLAGS.get(value.lower()) if isinstance(value, str) else value
-        if isinstance(flag, bool):
+        flag = _FLAGS.get(value.lower(), value) if isinstance(value, str) else value
+        names_process |= stem in _STEMS["process"]
+        has_input |= stem in _STEMS["input"] and bool(value)
+        if stem in _STEMS["escalation"]:
+            asks_person |= bool(flag) and value not in _VALUES["sandboxed"]
+        elif isinstance(flag, bool):
             is_background |= flag and stem in _STEMS["background"]
             blocks = flag if stem in _STEMS["foreground"] else blocks
         elif isinstance(value, str) and stem in _STEMS["mode"]:
@@ -79,13 +89,15 @@ def awaited(call: str | Call | Awaited) -> Awaited:
             timeouts_s.append(seconds)
         elif stem in _STEMS["wait"]:
             waits_s.append(seconds)
-    if waits_only and default_s:
+    if waits_only and default_s and not names_process:
         return Awaited(f"sleep {default_s:g}")
     waits_s = [] if blocks else waits_s  # they are for calls that do not block
     if is_background or 0.0 in waits_s or (blocks is False and not waits_s):
-        return Awaited(call.command or call.name, 0.0)
+        return Awaited(call.command or call.name, 0.0, asks_person)
     limit_s = min((*timeouts_s, *waits_s), default=default_s)
-    return Awaited(call.command or call.name, limit_s and min(limit_s, max_s))
+    is_look = not call.command and names_process and not has_input and (limit_s or blocks)
+    text = _LOOK if is_look else call.command or call.name
+    return Awaited(text, limit_s and min(limit_s, max_s), asks_person)
 
 
 def _named(arguments: Mapping[str, object]) -> Iterator[tuple[str, float | None, object]]:
@@ -116,16 +128,16 @@ def _seconds(value: object, unit_s: float | None) -> float | None:
     return number * unit_s
 
 
+def _last_name(name: str) -> str:
+    return _NAMESPACE_END.split(name)[-1]
+
+
 def _tool_of(call: Call) -> tuple[float | None, float | None, float]:
     """Return the seconds of the tool's unit, of its usual and of its highest limit."""
-    names = (call.name, _NAMESPACE_END.split(call.name)[-1])
     for row in _TABLES["tool"]:
-        is_named = not row["names"] or not row["names"].isdisjoint(names)
+        names = row["names"].split()
+        is_named = not names or call.name in names or _last_name(call.name) in names
         if is_named and row.get("with") in (None, *call.arguments):
             unit_s = _UNITS.get(row.get("unit"))
             return unit_s, row.get("default_s"), row.get("max_s", math.inf)
     return None, None, math.inf
-
-
-for _row in _TABLES["tool"]:
-    _row["names"] = frozenset(_row["names"].split())

@@ -1,22 +1,6 @@
 """How long a bash command will run: predictors behind one interface, and the TTL rules."""
 
-from agentkv.durations.prediction import Prediction, Predictor
-from agentkv.durations.predictor import (
-    KINDS,
-    DurationPredictor,
-    PredictorSettings,
-    load_predictor,
-    predictor_names,
-)
-from agentkv.durations.trees import OfflineModels
+from agentkv.durations.prediction import Prediction
+from agentkv.durations.predictor import KINDS, DurationPredictor, PredictorSettings
 
-__all__ = [
-    "KINDS",
-    "DurationPredictor",
-    "OfflineModels",
-    "Prediction",
-    "Predictor",
-    "PredictorSettings",
-    "load_predictor",
-    "predictor_names",
-]
+__all__ = ["KINDS", "DurationPredictor", "Prediction", "PredictorSettings"]

@@ -1,7 +1,6 @@
 """Prediction: a distribution of a command's duration, and what it means for a pin.
 
-Every predictor returns one; the policies read `speed` and `ttl_s`. Knows nothing of how a
-distribution was found.
+The policies read `speed`, `ttl_s` and `p_over`.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Literal, Protocol
-
-from agentkv.commands import CommandAnalysis
+from typing import Literal, Protocol
 
 Speed = Literal["fast", "slow", "uncertain"]
 
@@ -64,6 +61,17 @@ class LogNormal:
     def quantile_s(self, share: float) -> float:
         return math.exp(self.mean_ln + self.spread_ln * NormalDist().inv_cdf(share))
 
+    def beyond(self, seconds: float) -> tuple[float, float]:
+        """Return mean and variance of ln(duration) of the runs that take longer than `seconds`."""
+        distance = (math.log(seconds) - self.mean_ln) / self.spread_ln
+        if distance > 25.0:  # the first two terms of the asymptotic series
+            excess = distance + 1.0 / distance
+        else:
+            density = math.exp(-distance * distance / 2) / math.sqrt(2 * math.pi)
+            excess = density / (0.5 * math.erfc(distance / math.sqrt(2)))
+        variance = max(1.0 + distance * excess - excess * excess, 0.0)
+        return self.mean_ln + self.spread_ln * excess, self.spread_ln**2 * variance
+
 
 ANY_COMMAND = LogNormal(mean_ln=math.log(1.4), spread_ln=1.47)
 """Any command of a coding agent. Source: on one Go project they have a median of 1.4 s and a 0.9
@@ -87,21 +95,6 @@ class Prediction:
     explanation: str
     distribution: Distribution
 
-    @classmethod
-    def of(cls, distribution: Distribution, *, source: str, explanation: str) -> Prediction:
-        """The prediction that follows from a distribution.
-
-        Fast or slow if that has a probability over SURE, else uncertain; a fast command is pinned
-        until TTL_SHARE of its runs have ended.
-        """
-        return prediction(
-            verdict(distribution),
-            distribution,
-            fast_ttl_s=distribution.quantile_s(TTL_SHARE),
-            source=source,
-            explanation=explanation,
-        )
-
     def p_over(self, seconds: float) -> float:
         """Return the probability, 0 to 1, that the command runs longer than `seconds`.
 
@@ -112,38 +105,6 @@ class Prediction:
         return self.distribution.p_over(seconds)
 
 
-class Predictor:
-    """Predicts how long bash commands run; the base class of all predictors.
-
-    As it stands it knows nothing: a command is uncertain, and nothing is learned. A subclass is
-    made without arguments and overrides `predict`, and the others if it learns. Each method must
-    come back within milliseconds: a server asks in a thread of its own.
-    """
-
-    def predict(self, command: CommandAnalysis) -> Prediction:
-        """How long a command will run. `command.programs` are what it runs, `text` is what of it
-        is read, 2 KiB at most."""
-        return Prediction.of(ANY_COMMAND, source="none", explanation="Nothing is known of it.")
-
-    def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
-        """Learn that a command ran for `duration_s` seconds, or, if `censored`, for at least that.
-
-        Memory must stay bounded, for any commands.
-        """
-
-    def state(self) -> dict[str, Any]:
-        """What was learned, as plain JSON data."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back what `state` returned; called before anything else, if at all.
-
-        Raises KeyError, TypeError or ValueError for data of another shape.
-        """
-        if state != {}:
-            raise ValueError(f"this predictor learns nothing, but got {state!r:.100}")
-
-
 def verdict(distribution: Distribution, sure_fast: float = SURE, sure_slow: float = SURE) -> Speed:
     """Return the speed whose probability exceeds its limit, "uncertain" if neither does."""
     if 1.0 - distribution.p_over(FAST_S) > sure_fast:
@@ -152,15 +113,14 @@ def verdict(distribution: Distribution, sure_fast: float = SURE, sure_slow: floa
 
 
 def prediction(
-    speed: Speed, distribution: Distribution, *, fast_ttl_s: float, source: str, explanation: str
+    speed: Speed, distribution: Distribution, fast_ttl_s: float, source: str, explanation: str
 ) -> Prediction:
     """Return the prediction with this speed; `fast_ttl_s` is its TTL if that is fast."""
-    ttl_s = {"fast": fast_ttl_s, "slow": 0.0, "uncertain": UNCERTAIN_TTL_S}[speed]
     return Prediction(
         speed=speed,
         p50_s=distribution.quantile_s(0.5),
         p90_s=distribution.quantile_s(0.9),
-        ttl_s=ttl_s,
+        ttl_s={"fast": fast_ttl_s, "slow": 0.0, "uncertain": UNCERTAIN_TTL_S}[speed],
         source=source,
         explanation=explanation,
         distribution=distribution,
@@ -170,10 +130,25 @@ def prediction(
 IN_BACKGROUND = prediction(
     "fast",
     LogNormal(mean_ln=math.log(0.05), spread_ln=1.0),
-    fast_ttl_s=2 * ROUND_TRIP_S,
-    source="arguments",
-    explanation="The call sends its command to the background.",
+    2 * ROUND_TRIP_S,
+    "arguments",
+    "The call sends its command to the background.",
 )
+A_PERSON = prediction(
+    "slow",
+    LogNormal(mean_ln=math.log(60.0), spread_ln=1.5),
+    0.0,
+    "arguments",
+    "The call asks a person, who takes about a minute.",
+)
+
+
+def cut_at(distribution: Distribution, limit_s: float) -> Distribution:
+    """Return the distribution of what is stopped after `limit_s`."""
+    return AnyDistribution(
+        lambda seconds: distribution.p_over(seconds) if seconds < limit_s else 0.0,
+        lambda share: min(distribution.quantile_s(share), limit_s),
+    )
 
 
 def within(found: Prediction, limit_s: float) -> Prediction:
@@ -193,10 +168,7 @@ def within(found: Prediction, limit_s: float) -> Prediction:
         p90_s=min(found.p90_s, limit_s),
         ttl_s=min(ttl_s, limit_s + ROUND_TRIP_S),
         explanation=f"{found.explanation} The call comes back after {limit_s:g} s at the latest.",
-        distribution=AnyDistribution(
-            lambda seconds: found.p_over(seconds) if seconds < limit_s else 0.0,
-            lambda share: min(found.distribution.quantile_s(share), limit_s),
-        ),
+        distribution=cut_at(found.distribution, limit_s),
     )
 
 

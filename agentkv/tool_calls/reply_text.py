@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from agentkv.commands.syntax import HEREDOC_OPENER
+from agentkv.commands.analysis import HEREDOC_OPENER
 from agentkv.tool_calls.call import ToolCall
 
 MAX_SEARCHES = 5_000

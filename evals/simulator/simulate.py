@@ -281,8 +281,7 @@ def _warn_of_failures(run: RunOutcome) -> None:
 
 def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
     """One policy in the document."""
-    faults = ("policy_faults_total", "predictor_faults_total")
-    noted = ("reloads", "reloaded_tokens", *faults)
+    noted = ("reloads", "reloaded_tokens", "policy_faults_total")
     seen = {name: server[name] for name in noted if server.get(name)}
     of_roles = {key: summary[key] for key in ROLE_KEYS if key in summary}
     return {**{key: summary[key] for key in KEYS}, **of_roles, **seen}

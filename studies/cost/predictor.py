@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from agentkv.commands import analyze_command, forget_analyses
+from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor
 
 from .rows import Row, samples_row, timed
@@ -44,9 +44,7 @@ def measure() -> Iterator[Row]:
     def predict(command: str, _: float) -> object:
         return predictor.predict(command)
 
-    forget_analyses()
     [analyzed_us] = _times_us(fresh, lambda command, _: analyze_command(command))
-    forget_analyses()
     predicted_us, observed_us = _times_us(fresh, predict, predictor.observe)
     [again_us] = _times_us(repeated, predict)
     name = "predictor: predict, fresh"

@@ -30,7 +30,7 @@ NEEDED = (
     *("anthropic", "mcp>=2.2,<3", "msgspec", "pyzmq", "cachetools", "cbor2", "blake3", "ijson"),
     *("pybase64", "setproctitle", "partial-json-parser", "jsonschema", "watchfiles"),
     *("python-json-logger", "python-multipart", "lark==1.2.2", "depyf==0.20.0"),
-    *("tenacity", "tree-sitter>=0.26.1", "tree-sitter-bash", "aiohttp", "requests", "uvloop"),
+    *("tenacity", "aiohttp", "requests", "uvloop"),
     *("psutil", "pillow", "einops", "cloudpickle", "py-cpuinfo", "six"),
 )
 """What vLLM and agentkv import and the bare machine lacks, with all that these need."""

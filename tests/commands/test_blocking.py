@@ -63,12 +63,38 @@ def test_arguments_limit_a_call(row: str) -> None:
         ("bash_command", {"keystrokes": "make\n", "duration": 500}, "sleep 60"),
         ("bash_command", {"keystrokes": "make\n"}, "sleep 1"),
         ("pc", {"action": "wait", "duration": 2}, "sleep 2"),
-        ("TaskOutput", {"task_id": "x", "block": True}, "TaskOutput"),
+        # a look at a process that runs waits for more of its output, unless something is typed
+        ("TaskOutput", {"task_id": "x", "block": True}, "tail -f output"),
+        ("write_stdin", {"session_id": 3, "chars": "", "yield_time_ms": 9000}, "tail -f output"),
+        ("write_stdin", {"session_id": 3, "chars": "y", "yield_time_ms": 9000}, "write_stdin"),
+        ("read_file", {"path": "x"}, "read_file"),
     ],
 )
-def test_a_call_that_only_waits_is_a_sleep(name: str, arguments: Any, text: str) -> None:
-    """Terminus waits a time behind its keystrokes; a tool without a command gives its name."""
+def test_a_call_that_only_waits_or_looks_is_one_that_lasts(
+    name: str, arguments: Any, text: str
+) -> None:
+    """Terminus waits a time behind its keystrokes, a look as long as it may; another tool without a
+    command gives its name."""
     assert awaited(call(name, **arguments)).text == text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "asks"),
+    [
+        ("request_user_input", {"questions": ["Which?"]}, True),
+        ("AskUserQuestion", {"questions": []}, True),
+        ("mcp__chat__ask_user", {"text": "Which?"}, True),
+        ("shell", {"command": "git push", "with_escalated_permissions": True}, True),
+        ("shell", {"command": "git push", "justification": "May I?"}, True),
+        ("exec_command", {"cmd": "ls", "sandbox_permissions": "require_escalated"}, True),
+        ("exec_command", {"cmd": "ls", "sandbox_permissions": "use_default"}, False),
+        ("shell", {"command": "git push", "with_escalated_permissions": False}, False),
+        ("ask_weather", {"city": "Bonn"}, False),
+    ],
+)
+def test_a_call_that_a_person_is_asked_for_is_known(name: str, arguments: Any, asks: bool) -> None:
+    """Tools that ask a person and calls with escalated permissions are told from others."""
+    assert awaited(call(name, **arguments)).asks_person is asks
 
 
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists)))

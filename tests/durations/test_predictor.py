@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentkv
-from agentkv.durations import KINDS, DurationPredictor, OfflineModels
-from agentkv.durations.trees import TreeEnsemble
+from agentkv.durations import KINDS, DurationPredictor
 
 COMMANDS = ["ls", "pytest -q", "pip install x", "frobnicate", "", "cd /x && make | tail -3"]
-STATE_KEYS = ["effects", "groups", "contexts", "tools", "all", "a"]
+STATE_KEYS = ["cells", "weights", "a"]
 HOSTILE = ["\udcff\udcfe", "\x00", "x" * 1_000_000, "'", "$(" * 5000, "\n" * 100, "漢字"]
 
 
@@ -70,7 +69,7 @@ def test_a_duration_that_is_none_is_refused(duration_s: float) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     """The error lists the known kinds."""
-    why = r"predictor: got 'oracle', allowed are default, context_serve.*FILE.py:CLASS"
+    why = r"predictor: got 'oracle', allowed are default, context_serve$"
     with pytest.raises(ValueError, match=why):
         DurationPredictor("oracle")
 
@@ -95,12 +94,12 @@ def test_what_was_learned_survives_a_restart(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "null", '{"format": 1}', "[" * 100_000, "\x00\x01"),
-        '{"format": 1, "kind": "KIND", "num_observed": 3, "state": 7}',
-        '{"format": 1, "kind": "KIND", "num_observed": Infinity, "state": {}}',
-        '{"format": 2, "kind": "KIND", "num_observed": 3, "state": {}}',
-        '{"format": 1, "kind": "other", "num_observed": 3, "state": {}}',
-        '{"format": 1, "kind": "KIND", "num_observed": 3, "state": {}, "models": [1]}',
+        *("", "{", "[]", "null", '{"format": 2}', "[" * 100_000, "\x00\x01"),
+        '{"format": 2, "kind": "KIND", "num_observed": 3, "state": 7}',
+        '{"format": 2, "kind": "KIND", "num_observed": Infinity, "state": {}}',
+        '{"format": 99, "kind": "KIND", "num_observed": 3, "state": {}}',
+        '{"format": 2, "kind": "other", "num_observed": 3, "state": {}}',
+        '{"format": 2, "kind": "KIND", "num_observed": 3, "state": {"a": [[1]]}}',
     ],
 )
 def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
@@ -127,20 +126,6 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_trained_models_are_saved_with_what_was_learned(tmp_path: Path) -> None:
-    """Models other than the shipped ones come back by `load` and are kept by the next `save`."""
-    slow = OfflineModels(boosted=TreeEnsemble([5.0]), prior=OfflineModels.shipped().prior)
-    trained, plain = tmp_path / "trained.json", tmp_path / "plain.json"
-    DurationPredictor("boosted", models=slow).save(trained)
-    DurationPredictor("boosted").save(plain)
-    predictor = DurationPredictor("boosted")
-    for path, is_trained in ((trained, True), (plain, False), (trained, True)):
-        assert predictor.load(path)
-        assert (predictor.predict("ls").speed == "slow") is is_trained
-        predictor.save(tmp_path / "again.json")
-        assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(KINDS),
@@ -156,7 +141,7 @@ def test_no_state_file_breaks_the_predictor(
 ) -> None:
     """Loading returns and predicting works for any JSON in the file, for every kind."""
     path = tmp_path_factory.mktemp("state") / "state.json"
-    document = {"format": 1, "kind": kind, "num_observed": 1, "state": state}
+    document = {"format": 2, "kind": kind, "num_observed": 1, "state": state}
     path.write_text(json.dumps(document))
     predictor = DurationPredictor(kind)
     predictor.load(path)
@@ -168,12 +153,12 @@ def test_the_package_offers_the_predictor_and_the_analysis() -> None:
     assert agentkv.DurationPredictor is DurationPredictor
     assert agentkv.analyze_command("ls").programs[0].key == "ls"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = agentkv.nothing  # type: ignore[attr-defined]
+        _ = agentkv.nothing
 
 
-TESTS = agentkv.ToolCall("Bash", "pytest -q", {"command": "pytest -q"})
-IN_BACKGROUND = agentkv.ToolCall("Bash", "pytest -q", {"run_in_background": True})
-CUT = agentkv.ToolCall("Bash", "pytest -q", {"timeout": 3000})
+TESTS = agentkv.ToolCall("Bash", "./t.sh", {"command": "./t.sh"})
+IN_BACKGROUND = agentkv.ToolCall("Bash", "./t.sh", {"run_in_background": True})
+CUT = agentkv.ToolCall("Bash", "./t.sh", {"timeout": 3000})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +175,7 @@ def test_a_calls_limit_bounds_its_prediction(kind: str) -> None:
     assert predictor.predict(IN_BACKGROUND).p90_s < 0.5
 
 
-@pytest.mark.parametrize("kind", ["default", "bayes"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_calls_that_were_cut_off_do_not_spoil_their_command(kind: str) -> None:
     """A call that came back at its limit took at least that, one in the background says nothing."""
     predictor = DurationPredictor(kind)
@@ -204,3 +189,19 @@ def test_calls_that_were_cut_off_do_not_spoil_their_command(kind: str) -> None:
     for _ in range(9):
         predictor.observe(CUT, 0.5)
     assert predictor.predict(TESTS).p50_s < 3.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_person_is_waited_for_and_teaches_nothing(kind: str) -> None:
+    """A tool that asks a person takes a minute; a call that a person allows says nothing of its
+    command."""
+    predictor = DurationPredictor(kind)
+    before = predictor.predict("./deploy")
+    for name, command in (("shell", "./deploy"), ("request_user_input", None)):
+        call = agentkv.ToolCall(name, command, {"with_escalated_permissions": True})
+        for _ in range(9):
+            predictor.observe(call, 95.0)
+    asked = predictor.predict(agentkv.ToolCall("request_user_input", None, {}))
+    assert (asked.speed, round(asked.p50_s)) == ("slow", 60)
+    assert predictor.predict("./deploy").p50_s == before.p50_s
+    assert predictor.num_observed == 0

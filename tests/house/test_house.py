@@ -34,7 +34,7 @@ def test_an_installation_leaves_the_vllm_that_is_there_alone() -> None:
     """What every installation of the package asks for is neither vLLM nor anything of torch."""
     project = tomllib.loads((floor_plan.ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[^\w-]", each, maxsplit=1)[0] for each in project["dependencies"]}
-    assert names == {"pydantic", "httpx", "tenacity", "tree-sitter", "tree-sitter-bash"}
+    assert names == {"pydantic", "httpx", "tenacity"}
 
 
 def test_files_that_are_grouped_or_slow_exist() -> None:

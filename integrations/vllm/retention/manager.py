@@ -86,7 +86,7 @@ class RetentionManager:
         self.predictor.close()
 
     def _policy_failed(self, fault: Fault) -> None:
-        self._emit(events.RulesFailed, "policy", fault)
+        self._emit(events.RulesFailed, fault)
         if fault.is_last:
             self._host.rank_changed(None)
 
@@ -354,11 +354,8 @@ class RetentionManager:
 
     def apply_predictions(self) -> None:
         """Decide about pins by what has been read and predicted. O(1) if that is nothing."""
-        predictor = self.predictor
-        if not (predictor.answers or predictor.faults or self.inference.found):
+        if not (self.predictor.answers or self.inference.found):
             return
-        for fault in self.predictor.take_faults():
-            self._emit(events.RulesFailed, "predictor", fault)
         self.inference.take_found()
         for job in self.decisions.apply_predictions():
             self.inference.no_tool_called(job, self._clock())

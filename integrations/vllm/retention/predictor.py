@@ -2,14 +2,14 @@
 
 Predicting takes 0.2 ms, and reading a reply or an adversarial command more: too long between two
 steps. PinDecisions asks; answers come back through `take`, to each client in the order of its
-questions. Knows nothing of jobs or pins.
+questions.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 from agentkv.commands import analyze_command
 from agentkv.commands.blocking import Awaited, awaited
 from agentkv.durations import DurationPredictor, Prediction
-from agentkv.guard import Fault
 from agentkv.policies.settings import Settings
 from agentkv.protocol import KEPT_COMMAND_CHARS
 from agentkv.tool_calls import ToolCall, parse_tool_calls
@@ -31,8 +30,6 @@ MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
 MAX_TAKEN = 16
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
-MAX_CLIENTS = 64
-"""Predictors kept if each client has one; the one that was not used for longest is dropped."""
 CLOSING_S = 1.0
 """Longest wait of a closing engine for what is yet to be learned, and then for the last write."""
 
@@ -69,7 +66,8 @@ class ToolCommand(NamedTuple):
         waits = [wait for wait in waits if wait.limit_s != 0] or waits
         limits_s = [wait.limit_s for wait in waits if wait.limit_s is not None]
         limit_s = sum(limits_s) if len(limits_s) == len(waits) else None
-        blocking = Awaited("\n".join(wait.text for wait in waits), limit_s)
+        asks_person = any(wait.asks_person for _, wait in calls)
+        blocking = Awaited("\n".join(wait.text for wait in waits), limit_s, asks_person)
         return cls(text.encode(errors="replace").decode(), blocking)
 
 
@@ -120,9 +118,6 @@ class DurationService:
     With `predictor_state` it loads that file at start and writes it every `predictor_save_s`. Not
     only at shutdown: with its default time-out of 0 s, vLLM kills the engine process right after
     asking it to end.
-
-    With `predictor_per_client` each client has a copy of what was loaded, which no other client
-    asks or teaches. The file is then not written: a client has another name after a restart.
     """
 
     def __init__(
@@ -135,21 +130,14 @@ class DurationService:
     ) -> None:
         """`worker` does all reading, predicting, learning and writing. If it does not predict,
         answers have the command alone."""
-        self.faults: deque[Fault] = deque()
-        self.predictor = (
-            DurationPredictor(settings.predictor, on_fault=self.faults.append) if predicts else None
-        )
-        """All clients', or what each client's starts as."""
-        self.predicts = predicts
-        self._by_client: OrderedDict[str, DurationPredictor] | None = (
-            OrderedDict() if settings.predictor_per_client else None
-        )
+        self.predictor = DurationPredictor(settings.predictor) if predicts else None
         """Used by the worker alone."""
+        self.predicts = predicts
         self._worker = worker
         self._clock = clock
         self.answers: deque[ReadReply] = deque()
         path = None if settings.predictor_state is None else Path(settings.predictor_state)
-        self._path = path if predicts and self._by_client is None else None
+        self._path = path if predicts else None
         """Where to save."""
         self._save_every_s = settings.predictor_save_s
         self._has_news = False
@@ -179,11 +167,10 @@ class DurationService:
             found = read() if is_awaited(key) else None
             result = ReadReply(key, told_by)
             if found is not None:
-                command, (text, limit_s) = _read_part(found.command), found.blocking
-                text = command if text == found.command else _read_part(text)
-                blocking = Awaited(text, limit_s)
-                predictor = self._predictor_of(client)
-                prediction = None if predictor is None else predictor.predict(blocking)
+                command, blocking = _read_part(found.command), found.blocking
+                same = blocking.text == found.command
+                blocking = blocking._replace(text=command if same else _read_part(blocking.text))
+                prediction = None if self.predictor is None else self.predictor.predict(blocking)
                 result = ReadReply(key, told_by, command, blocking, prediction)
             self.answers.append(result)
             self._worker.wake()
@@ -192,16 +179,6 @@ class DurationService:
             self.answers.append(ReadReply(key, told_by, is_read=False))
 
         self._worker.do(answer, client, or_else=refuse)
-
-    def _predictor_of(self, client: str) -> DurationPredictor | None:
-        """The predictor that a client asks and teaches; None if nothing predicts."""
-        if self.predictor is None or self._by_client is None:
-            return self.predictor
-        own = self._by_client.pop(client, None) or self.predictor.copy()
-        self._by_client[client] = own
-        if len(self._by_client) > MAX_CLIENTS:
-            self._by_client.popitem(last=False)
-        return own
 
     def take(self) -> Iterator[ReadReply]:
         """The next MAX_TAKEN of the answers that have come in, oldest first, each once.
@@ -213,24 +190,18 @@ class DurationService:
         if self.answers:
             self._worker.wake()
 
-    def take_faults(self) -> Iterator[Fault]:
-        """Faults of a predictor of the user's own, oldest first, each once. O(1) if none came."""
-        while self.faults:
-            yield self.faults.popleft()
-
     def observe(
         self, ran: Awaited, duration_s: float, client: str = "", *, is_lower_bound: bool = False
     ) -> None:
         """Learn how long a client's agent waited, or at least waited, once its questions are
         answered."""
-        if self.predictor is None:
+        predictor = self.predictor
+        if predictor is None:
             return
-        text, limit_s = ran.text[:KEPT_COMMAND_CHARS], ran.limit_s
+        ran = ran._replace(text=ran.text[:KEPT_COMMAND_CHARS])
 
         def learn() -> None:
-            predictor = self._predictor_of(client)
-            assert predictor is not None
-            part = Awaited(_read_part(text), limit_s)
+            part = ran._replace(text=_read_part(ran.text))
             predictor.observe(part, duration_s, censored=is_lower_bound)
             if self._path is not None and not self._has_news:
                 self._has_news = True

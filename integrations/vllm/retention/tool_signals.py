@@ -99,12 +99,13 @@ class ToolObservations:
         limit_s: float | None = None,
     ) -> None:
         job.is_tool_observed = True
-        self._durations.observe(tool or None, duration_s)
-        if command:
-            ran = Awaited(command, limit_s)
-            if limit_s is None and job.decision is not None and job.decision.command == command:
-                ran = job.blocking or ran
-            self._predictor.observe(ran, duration_s, job.client)
+        ran = Awaited(command or "", limit_s)
+        if limit_s is None and job.decision is not None and job.decision.command == command:
+            ran = job.blocking or ran
+        if not ran.asks_person:  # else it is the person's time
+            self._durations.observe(tool or None, duration_s)
+            if command:
+                self._predictor.observe(ran, duration_s, job.client)
         self._emit(ToolMeasured, job.job_id, source, duration_s, reached)
 
     @staticmethod

@@ -88,9 +88,6 @@ COUNTERS: Mapping[str, CounterSpec] = {
     "policy_faults_total": CounterSpec(
         "Answers of the policy that failed, could not be used or were late."
     ),
-    "predictor_faults_total": CounterSpec(
-        "Answers of a predictor of your own that failed, could not be used or were late."
-    ),
     "recomputed_tokens_total": CounterSpec(
         "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
     ),
@@ -187,7 +184,7 @@ class Counters:
             self._pending["predictions_total", "duration", event.reached] += 1
 
     def on_rules_failed(self, event: RulesFailed) -> None:
-        self.add(f"{event.rules}_faults_total")
+        self.add("policy_faults_total")
 
     # Answers
 

@@ -98,33 +98,29 @@ class FaultLog:
             logger.error("agentkv: the watcher %s is switched off: it failed often", name)
 
 
-STAND_INS: Mapping[str, str] = {"policy": "stock's", "predictor": "the default predictor's"}
-"""Whose answer takes the place of one that cannot be used."""
-
-
 class RuleFaultLog:
-    """Logs the first fault of the policy, or of the predictor, with its traceback, and that it is
-    switched off."""
+    """Logs the first fault of the policy with its traceback, and that it is switched off."""
 
     def __init__(self) -> None:
-        self._failed: set[str] = set()
+        self._has_failed = False
 
     def on_rules_failed(self, event: RulesFailed) -> None:
-        rules, fault = event.rules, event.fault
-        stand_in = STAND_INS[rules]
-        if rules not in self._failed:
-            self._failed.add(rules)
+        fault = event.fault
+        if not self._has_failed:
+            self._has_failed = True
             logger.error(
-                "agentkv: the %s %s failed in %s; %s answer takes the place of one that cannot be "
-                "used. Further faults are counted in agentkv:%s_faults_total.",
-                *(rules, fault.rules, fault.question, stand_in, rules),
+                "agentkv: the policy %s failed in %s; stock's answer takes the place of one that "
+                "cannot be used. Further faults are counted in agentkv:policy_faults_total.",
+                fault.rules,
+                fault.question,
                 exc_info=fault.error,
             )
         if fault.is_last:
             logger.error(
-                "agentkv: the %s %s failed %d times and is switched off: all answers are %s until "
-                "the server is restarted",
-                *(rules, fault.rules, MAX_FAULTS, stand_in),
+                "agentkv: the policy %s failed %d times and is switched off: all answers are "
+                "stock's until the server is restarted",
+                fault.rules,
+                MAX_FAULTS,
             )
 
 

@@ -31,16 +31,6 @@ def policies(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_the_faults_of_a_predictor_of_ones_own_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Policies simulate with the predictor that their settings name, guarded as on a server."""
-    names = ("tests.testing.bad_policies:FailsToPredict", "agentkv.predictors:Predictor")
-    flags = [flag for name in names for flag in ("--policy", f'agentkv{{"predictor": "{name}"}}')]
-    assert main([*SMALL, *flags, "--json"]) == 0
-    bad, plain = policies(capsys).values()
-    assert (bad["predictor_faults_total"], bad["completed"]) == (20, 6)
-    assert "predictor_faults_total" not in plain
-
-
 def test_jobs_of_several_clients_are_reported_by_client(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

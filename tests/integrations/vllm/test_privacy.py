@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine
 from tests.stepped_engine import prompt_of
 
@@ -81,29 +80,3 @@ def test_files_with_commands_are_for_their_owner_alone(tmp_path: Path) -> None:
     made = [log, log / "scheduler_timestamps.jsonl", state.parent, state]
     modes = [stat.S_IMODE(path.stat().st_mode) for path in made]
     assert [oct(mode) for mode in modes] == ["0o700", "0o600", "0o700", "0o600"]
-
-
-@pytest.mark.parametrize("is_own", [False, True])
-def test_with_predictors_of_their_own_no_client_finds_out_what_another_has_run(
-    is_own: bool,
-) -> None:
-    """Bob asks how long Alice's command takes, before and after she has run it."""
-    engine = Engine(policy="agentkv", predictor_per_client=is_own)
-    alice, bob = "a" * 16, "b" * 16
-
-    def signal(client: str, **event: Any) -> None:
-        body = {"command": "frobnicate --all", **event}
-        engine_side.call(engine.scheduler, "tool", [JobKey(client, "job"), body])
-
-    def predicted_s(client: str, salt: int) -> float:
-        engine.turn(prompt_of(100, salt=salt), job_id="job", agentkv_client=client)
-        signal(client, state="started")
-        job = engine_side.call(engine.scheduler, "job", [JobKey(client, "job")])
-        p50_s: float = job["predicted_p50_s"]
-        return p50_s
-
-    before_s = predicted_s(bob, 1)
-    engine.turn(prompt_of(100, salt=2), job_id="job", agentkv_client=alice)
-    signal(alice, state="finished", duration_s=77.0)
-    assert predicted_s(alice, 2) > 2 * before_s
-    assert (predicted_s(bob, 1) == before_s) is is_own

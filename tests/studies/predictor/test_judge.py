@@ -57,9 +57,9 @@ def test_a_bound_counts_where_it_decides(
 
 def test_predictors_learn_and_are_judged(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each predictor gets a line and a row; one that has learned errs less than a cold one."""
-    assert main([str(trace), "--kinds", "default", "rules"]) == 0
+    assert main([str(trace), "--kinds", "default", "context_serve"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["default", "rules"]
+    assert [line.split()[0] for line in lines[2:4]] == ["default", "context_serve"]
     document = json.loads(lines[-1])
     learned = document["rows"][0]
     assert learned["num_judged"] == 72

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -15,11 +14,8 @@ from typing import Any
 import pytest
 
 from agentkv.commands.blocking import Awaited
-from agentkv.durations import DurationPredictor
-from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.retention.background import MAX_WAITING_TASKS, BackgroundWorker
 from agentkv.integrations.vllm.retention.predictor import (
-    MAX_CLIENTS,
     MAX_REPLY_CHARS,
     MAX_TAKEN,
     DurationService,
@@ -285,46 +281,6 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     assert again.pinned == {}
 
 
-BY_PROGRAM = Path(__file__).parents[4] / "examples/predictors/by_program.py"
-
-
-def test_a_predictor_of_ones_own_decides_about_pins() -> None:
-    """The setting takes the name of a class, which learns and predicts like the shipped ones."""
-    engine = Engine(policy="context_serve", predictor=f"{BY_PROGRAM}:ByProgram")
-    reply = "```bash\nfrobnicate\n```"
-    for duration_s, num_pinned in ((60.0, 6), (60.0, 0), (None, 0)):
-        context = engine.turn(prompt_of(100), reply=reply, job_id="a")
-        assert engine.pinned.get("a", 0) == num_pinned
-        engine.tool("a", "finished", "frobnicate", duration_s=duration_s)
-        engine.turn([*context, *prompt_of(20)], job_id="a", is_last_step=1)
-    assert "predictor_faults_total" not in engine.totals
-
-
-@pytest.mark.parametrize("is_attached", [False, True])
-def test_a_predictor_that_fails_costs_predictions_and_nothing_else(
-    is_attached: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The default one answers; faults are counted, and the first is logged with its traceback."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    name = "tests.testing.bad_policies:FailsToPredict"
-    engine = Engine(policy="context_serve", predictor=name)
-    wakes = engine.attach() if is_attached else None
-    for number in range(MAX_FAULTS + 3):
-        engine.turn(prompt_of(100, salt=number), reply=SLOW, job_id=f"job-{number}")
-        if wakes is not None:
-            wakes.get(timeout=LIMIT_S)
-        engine.wait(0.0)
-        assert engine.pinned == {}
-    totals = engine.totals
-    assert totals["predictor_faults_total"] == MAX_FAULTS
-    assert "policy_faults_total" not in totals
-    said = [record.getMessage() for record in caplog.records]
-    (failed,) = [text for text in said if "the predictor FailsToPredict failed in predict" in text]
-    assert "the default predictor's answer takes the place" in failed
-    assert "KeyError" in caplog.text
-    assert sum("is switched off" in text for text in said) == 1
-
-
 def test_an_idle_engine_is_woken_to_save(tmp_path: Path) -> None:
     """The last things learned before it gets quiet are kept too."""
     path = tmp_path / "predictor.json"
@@ -350,11 +306,11 @@ def test_a_shutdown_saves(tmp_path: Path) -> None:
 
 def service_at(path: Path) -> DurationService:
     """Predicts at once, and saves with every look at the clock."""
-    settings = Settings(predictor="rules", predictor_state=str(path), predictor_save_s=1.0)
+    settings = Settings(predictor="default", predictor_state=str(path), predictor_save_s=1.0)
     return DurationService(settings, BackgroundWorker(), iter(range(0, 1000, 2)).__next__)
 
 
-@pytest.mark.parametrize("text", ["{", '{"format": 1, "kind": "boosted", "state": {}}'])
+@pytest.mark.parametrize("text", ["{", '{"format": 1, "kind": "context_serve", "state": {}}'])
 def test_a_state_that_cannot_be_used_is_kept_before_it_is_overwritten(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,7 +328,7 @@ def test_a_state_that_cannot_be_used_is_kept_before_it_is_overwritten(
         for _ in range(2):
             service.observe(Awaited("ls"), 0.1)
             service.save_if_due()
-        assert '"rules"' in path.read_text()
+        assert '"default"' in path.read_text()
     kept = [tmp_path / "p.json.kept", tmp_path / "p.json.kept-2"]
     assert [each.read_text() for each in kept] == [text, text]
     assert sorted(tmp_path.iterdir()) == [path, *kept]
@@ -453,49 +409,3 @@ def test_each_engine_has_a_file_of_its_own() -> None:
     settings = Settings(policy="context_serve", predictor_state="out/predictor.json")
     paths = [settings.of_engine(number).predictor_state for number in range(3)]
     assert paths == ["out/predictor.json", "out/predictor-1.json", "out/predictor-2.json"]
-
-
-def predicted(service: DurationService, client: str) -> str:
-    """The prediction of a command for a client, and the runs it rests on."""
-    service.ask(
-        "key",
-        "client",
-        lambda: ToolCommand.of([("frobnicate --all", Awaited("frobnicate --all"))]),
-        client,
-    )
-    (answer,) = service.take()
-    assert answer.prediction is not None
-    return answer.prediction.explanation
-
-
-def test_predictors_of_clients_are_bounded() -> None:
-    """The one that was not used for longest is forgotten, and its client starts afresh."""
-    settings = Settings(predictor_per_client=True)
-    service = DurationService(settings, BackgroundWorker(), time.monotonic)
-    before = predicted(service, "nobody")
-    for client in ("alice", "bob"):
-        service.observe(Awaited("frobnicate --all"), 77.0, client)
-    for number in range(MAX_CLIENTS - 1):
-        predicted(service, f"client-{number}")
-        assert predicted(service, "bob") != before
-    assert predicted(service, "alice") == before
-
-
-def test_all_clients_start_with_the_state_file_which_is_not_written(tmp_path: Path) -> None:
-    """What they teach stays in memory, since their names do not outlive the server."""
-    path = tmp_path / "state.json"
-    trained = DurationPredictor()
-    nothing = trained.predict("frobnicate --all").explanation
-    trained.observe("frobnicate --all", 77.0)
-    trained.save(path)
-    text = path.read_text()
-    settings = Settings(predictor_per_client=True, predictor_state=str(path), predictor_save_s=1.0)
-    service = DurationService(settings, BackgroundWorker(), iter(range(0, 1000, 2)).__next__)
-    start = predicted(service, "alice")
-    assert start == trained.predict("frobnicate --all").explanation != nothing
-    service.observe(Awaited("frobnicate --all"), 1.0, "alice")
-    service.save_if_due()
-    service.close()
-    assert predicted(service, "alice") != predicted(service, "bob") == start
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_text() == text
