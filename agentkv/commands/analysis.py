@@ -1,6 +1,6 @@
 """Reads from a bash text the programs that it runs, piece by piece between its separators.
 
-Text that is no bash gives what could be read of it, never an error.
+Other text gives what could be read of it, never an error.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_a_call_that_only_waits_or_looks_is_one_that_lasts(
     ],
 )
 def test_a_call_that_a_person_is_asked_for_is_known(name: str, arguments: Any, asks: bool) -> None:
-    """Tools that ask a person and calls with escalated permissions are told from others."""
+    """Tools that ask a person, and calls with escalated permissions, differ from others."""
     assert awaited(call(name, **arguments)).asks_person is asks
 
 
