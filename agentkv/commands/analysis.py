@@ -26,7 +26,7 @@ from agentkv.commands.programs import (
 MAX_READ_CHARS = 2048
 """Read of a command, long here-documents cut out."""
 MAX_PROGRAMS = 24
-_MAX_DEPTH, _MAX_TOKENS, _MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 3, 500, 16, 2, 6
+_MAX_DEPTH, _MAX_TOKENS, _MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 3, 400, 16, 2, 6
 _KEPT_CHARS = 400
 """Kept of a here-document, since an interpreter may read it."""
 _SHOWN_PROGRAMS = TAKES_OPERANDS.union(

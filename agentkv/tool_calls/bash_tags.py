@@ -1,4 +1,5 @@
-"""Bash in an element that names it: `<bash>ls</bash>`, mini-swe-agent's `<mswea_bash_command>`.
+"""Bash in an element that names it: `<bash>ls</bash>`, mini-swe-agent's `<mswea_bash_command>`,
+SWE-agent's `<command>`.
 
 Also the elements of Terminus that type into a terminal, and those of Cline that write files or
 talk, which may show commands and run none. The scanner calls the readers.
@@ -13,7 +14,7 @@ from agentkv.tool_calls.reply_text import Reading, ReplyText
 
 _BASH_TAGS = (
     *("bash", "sh", "shell", "zsh", "mswea_bash_command", "bash_command", "execute_bash"),
-    *("run_bash", "execute_command", "run_command", "run_shell_command"),
+    *("run_bash", "execute_command", "run_command", "run_shell_command", "command"),
 )
 _QUOTE = "['\"`]"
 _TAG_PATTERNS = {
@@ -54,6 +55,8 @@ def read_bash_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     It is talk if a second tag opens before the first closes, unless in a here-document of the
     first. Blanks around a command of one line are dropped.
     """
+    if opener["tag"].lower() == "command" and not reply.is_at_line_start(opener.start()):
+        return None  # an element of somebody else's, in a line of talk
     closer = _next_tag(reply, opener)
     if closer is None or not closer["closes"]:
         is_block = reply.text.startswith("\n", opener.end())

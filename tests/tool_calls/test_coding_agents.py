@@ -62,3 +62,17 @@ def test_the_shell_tool_of_an_agent_is_read(
     ]
     for reply in replies:
         assert [call.command for call in parse_tool_calls(reply)] == [command], reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "commands"),
+    [
+        ("Let me look.\n\n<command>\nls -la src\n</command>", ["ls -la src"]),
+        ("<command>make all</command>\n", ["make all"]),
+        ("Fill in the <command>ls</command> of the page.", []),
+        ("<execute_command>\n<command>make</command>\n</execute_command>", ["make"]),
+    ],
+)
+def test_swe_agents_command_is_read(reply: str, commands: list[str]) -> None:
+    """SWE-agent's `<command>` on a line of its own runs; one within a sentence is talk."""
+    assert [call.command for call in parse_tool_calls(reply)] == commands
