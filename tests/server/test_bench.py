@@ -90,7 +90,7 @@ def test_policies_differ_in_hits_and_in_nothing_else(
         counts = [found[name] for name in ("jobs", "completed", "failed", "cut")]
         assert counts == [24, 24, 0, 0]
         assert found is fcfs or (found["turns_compared"], found["turns_differing"]) == (36, 0)
-    assert len({run["per_turn_avg_prompt_tokens"] for run in document["runs"]}) == 1
+    assert len({tuple(run["per_turn_avg_prompt_tokens"]) for run in document["runs"]}) == 1
     rates = [found["values"]["hit_rate"]["mean"] for found in (continuum, fcfs, rival)]
     assert rates[0] > rates[1] > rates[2] == 0.0
     folder = tmp_path / "out" / "no-cache-0"
