@@ -49,7 +49,7 @@ GROUPS = {
         "tests/evals/simulator/test_calibrate.py",
     ),
     # the routes' totals are those of a fresh server
-    "routes": ("tests/golden/test_routes.py", "tests/docs/test_pages.py"),
+    "routes": ("tests/docs/test_pages.py",),
     # the last one stops the server
     "demo": ("tests/server/test_demo_agents.py", "tests/server/test_live_page.py"),
 }

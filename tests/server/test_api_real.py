@@ -135,7 +135,7 @@ def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
     client: httpx.Client, tiny_continuum_server: ServerProcess, route: str
 ) -> None:
     """The field is named; the rejection is counted, also while the engine is idle. What is wrong:
-    the tests of the protocol, and the golden routes."""
+    the tests of the protocol and of the routes."""
     server = tiny_continuum_server
     before = metric(server, "agentkv:bad_tags_total")
     assert generate(client, route, {"X-Session-ID": "s" * 300}, turn=1).status_code == 200

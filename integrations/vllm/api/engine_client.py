@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -26,8 +27,12 @@ ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
 BUSY_S = 1.0
 """How long a client's feedback waits for the engine; on a CPU a step takes seconds."""
+MAX_HANDED_OVER = 256
+"""Calls that the engine has and nobody waits for; with more, clients wait for the engine."""
 POLL_INTERVAL_S = 0.25
 """Between two calls to the engine for the same question of a client."""
+MAX_QUESTIONS = 1024
+"""Questions of which it is known when they were asked last."""
 JOBS_AT_ONCE = 64
 """Jobs that the engine describes between two of its steps: about half a millisecond."""
 
@@ -92,6 +97,8 @@ class EngineLink:
         task = asyncio.create_task(self.call(operation, *args))
         if (await asyncio.wait({task}, timeout=BUSY_S))[0]:
             return task.result()
+        if len(self._handed_over) >= MAX_HANDED_OVER:
+            return await task
         self._handed_over.add(task)  # the loop keeps no task alive
         task.add_done_callback(self._forget)
         return None
@@ -128,26 +135,32 @@ class SharedAnswers:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, asyncio.Task[Response]] = {}
-        self._next_s: OrderedDict[Hashable, float] = OrderedDict()
-        """When a question may be asked again, of those asked in the last interval."""
+        self._waiting: dict[bytes, asyncio.Task[Response]] = {}
+        self._next_s: OrderedDict[bytes, float] = OrderedDict()
+        """When a question may be asked again, of the last MAX_QUESTIONS asked."""
 
-    async def get(self, question: Hashable, ask: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what `ask` answers, now or, if the same was asked just before, soon."""
+    async def get(self, asked: object, ask: Callable[[], Awaitable[Response]]) -> Response:
+        """Return what `ask` answers, now or, if the same was asked just before, soon.
+
+        Questions with the same `repr` are the same; only its hash is kept, since clients choose how
+        long it is.
+        """
+        text = repr(asked).encode("utf-8", "surrogatepass")
+        question = hashlib.blake2b(text, digest_size=16).digest()
         task = self._waiting.get(question)
         if task is None:
             task = asyncio.create_task(self._ask(question, ask))
             self._waiting[question] = task
         return await asyncio.shield(task)
 
-    async def _ask(self, question: Hashable, ask: Callable[[], Awaitable[Response]]) -> Response:
+    async def _ask(self, question: bytes, ask: Callable[[], Awaitable[Response]]) -> Response:
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._next_s.get(question, 0.0) - clock()))
         del self._waiting[question]
-        while self._next_s and next(iter(self._next_s.values())) <= clock():
-            self._next_s.popitem(last=False)
         self._next_s[question] = clock() + POLL_INTERVAL_S
         self._next_s.move_to_end(question)
+        if len(self._next_s) > MAX_QUESTIONS:
+            self._next_s.popitem(last=False)
         return await ask()
 
 

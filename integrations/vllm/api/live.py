@@ -108,6 +108,7 @@ class LiveHub:
             except AgentKVServerError as error:
                 self._end(str(error))
                 return
+            self._seen_s.clear()
             for index, client in enumerate(clients):
                 message = self._message(client, index, answers)
                 for viewer in viewers:
@@ -214,20 +215,19 @@ PAGE_HEADERS: Mapping[str, str] = {
 
 
 @functools.cache
-def page_file(name: str) -> Response | None:
-    """Return a file of the page, by its path below /v1/agentkv/, or None if it has no such file.
+def page_files() -> Mapping[str, Response]:
+    """The files of the page, by their paths below /v1/agentkv/.
 
-    The files are the same for everybody and hold no data, so they are served without a key; what
-    the page shows it asks for with the key that it was given.
+    They are the same for everybody and hold no data, so they are served without a key; what the
+    page shows it asks for with the key that it was given.
     """
-    if name == "ui/":
-        return RedirectResponse("../ui", headers=dict(PAGE_HEADERS))
-    name = "index.html" if name == "ui" else name.removeprefix("ui/")
-    media_type = PAGE_TYPES.get(name)
-    if media_type is None:
-        return None
-    folder = importlib.resources.files("agentkv.integrations.vllm") / "ui"
-    return Response((folder / name).read_bytes(), headers=dict(PAGE_HEADERS), media_type=media_type)
+    folder, headers = importlib.resources.files("agentkv.integrations.vllm") / "ui", PAGE_HEADERS
+    files: dict[str, Response] = {
+        f"ui/{name}": Response((folder / name).read_bytes(), headers=headers, media_type=media_type)
+        for name, media_type in PAGE_TYPES.items()
+    }
+    files["ui"], files["ui/"] = files["ui/index.html"], RedirectResponse("../ui", headers=headers)
+    return files
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -41,7 +41,7 @@ from ..clients import Clients, find_token_verifier
 from ..introduction import introduction
 from ..server_policy import front_end_mib, settings_of
 from .engine_client import EngineLink, name_clients, served_client
-from .live import page_file
+from .live import page_files
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
 
 logger = init_logger(__name__)
@@ -183,7 +183,7 @@ def _page(scope: Scope) -> Response | None:
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
         return None
     path = _path(scope)
-    return page_file(path.removeprefix(PREFIX)) if path.startswith(PREFIX + "ui") else None
+    return page_files().get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
 
 
 def _path(scope: Scope) -> str:

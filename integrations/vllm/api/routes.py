@@ -169,6 +169,8 @@ class _Question:
     async def _explain(self) -> Response:
         """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
         job_id = self.request.query_params.get("job")
+        if job_id is not None:
+            parse_tags({"job_id": job_id})
         worst = int(self._number("worst", 1, most=MAX_EXPLAINED, default=1))
         asked = await self._read("keys_to_explain", self._viewer, job_id, worst)
         answers = await self._described("explain", [*itertools.chain(*asked)], 1)

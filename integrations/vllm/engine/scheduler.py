@@ -353,6 +353,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         """Called once by the engine that runs this scheduler in its busy loop."""
         self._waker.attach(engine)
         self.retention.start()
+        self.watchers.start()
 
     def has_requests(self) -> bool:
         """Whether the engine has work; an idle one asks whenever it wakes, and does nothing else.

@@ -78,7 +78,7 @@ class RetentionManager:
 
     def start(self) -> None:
         """Read and predict in the background from now on, where anything is read."""
-        if self.policy.uses_predictions or self.inference.is_on or self.settings.show_prompts:
+        if self.policy.uses_predictions or self.inference.is_on:
             self.worker.start()
 
     def close(self) -> None:

@@ -91,8 +91,8 @@ class KVFrees(Watcher):
 class KVSocket(Watcher):
     """Writes a line for each free to everybody who is connected to a Unix socket.
 
-    The main thread only queues the line. Who connects hears what is freed from then on; a reader
-    that falls behind is disconnected, and no reader waits for another for more than a second.
+    The main thread only queues the line. A connection hears what is freed from its start on; a
+    reader that falls behind is disconnected, and none waits for another for more than a second.
     """
 
     def __init__(self, path: str) -> None:

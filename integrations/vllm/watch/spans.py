@@ -28,6 +28,8 @@ OF_HOLDS = frozenset(
     {"pinned", "decision", "trimmed", "unpinned", "tool_started", "tool_finished", "closed"}
 )
 """Events between two turns; the others are of a turn."""
+MAX_HEADER_CHARS = 512
+"""Longer trace headers are left out: W3C lets a `tracestate` be cut so."""
 WITHHELD = frozenset({"event", "command"})
 
 
@@ -44,6 +46,9 @@ class DecisionSpans:
         """Take the trace context of the request, then its arrival."""
         headers = event.prompt.trace_headers
         if headers:
+            headers = {
+                name: text for name, text in headers.items() if len(text) <= MAX_HEADER_CHARS
+            }
             self._contexts[event.job_id] = TraceContextTextMapPropagator().extract(headers)
         else:
             self._contexts.pop(event.job_id, None)

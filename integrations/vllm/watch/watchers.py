@@ -45,7 +45,7 @@ class Watchers:
         Raises SettingsError for a watcher or socket that cannot be made, and for a folder that
         cannot be written to."""
         worker = retention.worker
-        self.counters = counters
+        self.counters, self._worker = counters, worker
         writer, most = open_writer(settings, about), settings.record_events
         self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
         shows_prompts = settings.show_prompts
@@ -63,6 +63,11 @@ class Watchers:
             asked_for.append(self.log)
         for watcher in (*asked_for, self.misses, *self._own):
             stream.add(watcher)
+
+    def start(self) -> None:
+        """Decode prompts in the background from now on, where they may be shown."""
+        if self.misses.shows_prompts and not self._worker.is_started:
+            self._worker.start()
 
     def close(self) -> None:
         """Write and deliver what must outlive the engine."""

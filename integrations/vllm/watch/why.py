@@ -73,7 +73,7 @@ class LeftContext:
     num_prompt_tokens: int
     first_prompt_tokens: int
     finished_s: float
-    cache_keys: object
+    cache_keys: int | None
     num_blocks: int = 0
     undecided_ttl_s: float = 0.0
     block_hashes: Sequence[Any] = ()
@@ -102,8 +102,8 @@ class JobRecord:
 
     tokens: JobTokens = field(default_factory=JobTokens)
     left: LeftContext | None = None
-    cache_keys: object = None
-    """Of the turn that was admitted last."""
+    cache_keys: int | None = None
+    """Hash of those of the turn that was admitted last: a client may send a salt of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Expected:
     common_tokens: int = 0
     divergence: Mapping[str, Any] | None = None
     difference: Difference | None = None
-    cache_keys: object = None
+    cache_keys: int | None = None
     tool: Mapping[str, Any] = field(default_factory=dict)
     """The tool between the two turns, its seconds, and those predicted."""
 
@@ -145,7 +145,7 @@ class MissWatcher:
         self._expected: dict[str, Expected] = {}
         """By request, from its arrival to its first blocks or its end."""
         self._worker = worker
-        self._shows_prompts = shows_prompts
+        self.shows_prompts = shows_prompts
         self._prompts: OrderedDict[JobKey, LeftContext] = OrderedDict()
         """What last turns left, as far as hashes or tokens are kept."""
         self._prompt_bytes = 0
@@ -159,7 +159,7 @@ class MissWatcher:
         turn, prompt, pool, job = event.turn, event.prompt, self._host.pool, event.turn.job
         record, number = self._jobs.get(event.job_id), event.tags.turn or job.num_turns
         if record is None or (left := record.left) is None or turn.is_side_request:
-            expected = Expected(number, None, cache_keys=prompt.cache_keys)
+            expected = Expected(number, None, cache_keys=hash(prompt.cache_keys))
             self._expected[turn.request_id] = expected
             return
         block_tokens = pool.block_tokens
@@ -184,14 +184,14 @@ class MissWatcher:
         }
         least = max(0, tokens - pool.dropped_tokens), max(0, common - pool.dropped_tokens)
         self._expected[turn.request_id] = Expected(
-            number, left, *least, divergence, difference, prompt.cache_keys, tool
+            number, left, *least, divergence, difference, hash(prompt.cache_keys), tool
         )
 
     def _divergence(
         self, left: LeftContext, common_tokens: int, prompt: Prompt
     ) -> tuple[Mapping[str, Any], Difference | None]:
         """Where the prompt differs, the first `common_tokens` being equal, and what that tells."""
-        has_other_keys = prompt.cache_keys != left.cache_keys
+        has_other_keys = hash(prompt.cache_keys) != left.cache_keys
         within = self._host.pool.block_tokens
         kind = "start" if common_tokens < left.first_prompt_tokens else "history"
         if has_other_keys:
@@ -293,7 +293,7 @@ class MissWatcher:
             tokens.output_tokens += event.output_tokens
         self._forget_prompt(event.job_id)
         ttl, job = turn.ttl, turn.job
-        token_ids = context.token_ids if self._shows_prompts else ()
+        token_ids = context.token_ids if self.shows_prompts else ()
         record.left = left = LeftContext(
             job.usable_tokens,
             context.num_prompt_tokens,
