@@ -137,7 +137,7 @@ class EngineView(Protocol):
 
     @property
     def service(self) -> Mapping[str, float]:
-        """What each client (`Job.client`) was served, over its weight: tokens computed of prompts,
+        """What each client (`Job.client`) was served: tokens computed of prompts,
         and twice those generated. A client that comes back is lifted to the least of those that
         have a request."""
         ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator
 
@@ -16,10 +16,6 @@ from agentkv.durations.ttl import PrefillReload
 
 MAX_PRIORITY = 1000
 """Client priorities count from -MAX_PRIORITY (first) to MAX_PRIORITY."""
-
-MAX_WEIGHT = 1000.0
-"""Weights of clients are above 0 and at most this."""
-Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False, strict=False)]
 
 
 class Settings(PredictorSettings):
@@ -35,10 +31,7 @@ class Settings(PredictorSettings):
     """Seconds after which a waiting turn has aged out: under `agentkv` it goes first, or no later
     job is admitted ahead of it; a client within its share takes idle KV of others."""
     client_share: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    """Share of the pool that one client of weight 1 may hold while others want memory; None: the
-    pool over the sum of the clients' weights."""
-    client_weights: dict[str, Weight] = Field({})
-    """Weights of clients by name, 1 for all others: by them memory and service are shared."""
+    """Share of the pool that one client may hold while others want memory; None: an equal part."""
     client_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,100}$")
     """Header by which a trusted proxy in front of a server without keys names clients."""
     session_headers: tuple[str, ...] = Field((), strict=False)

@@ -60,8 +60,6 @@ _HEADER_FLAGS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0
 CLIENT_FIELD = "agentkv_client"
 """Field of `vllm_xargs` in which the API server names the client of a request to the engine. It
 overwrites what a client sends in it."""
-CLIENT_WEIGHT_FIELD = "agentkv_client_weight"
-"""Field in which it says the client's weight, likewise; none: 1."""
 _CLIENT_END = "\x1f"
 
 ToolState = Literal["started", "finished"]

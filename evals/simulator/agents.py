@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.protocol import (
     CLIENT_FIELD,
-    CLIENT_WEIGHT_FIELD,
     MAX_TOOL_CHARS,
     JobKey,
     Tags,
@@ -130,7 +129,7 @@ class Agents:
     """All jobs of a workload, whose events are on the timeline.
 
     `has_tags`: clients name their job with each request. `settings` are those of the server's
-    plugin, which tells clients apart by their weights; None if it has no plugin, and so takes no
+    plugin, which tells clients apart; None if it has no plugin, and so takes no
     tags and signals. `on_job_end` gets each job's outcome.
     """
 
@@ -263,9 +262,6 @@ class Agents:
         fields = self._tags(job) if self._reports(job) else {}
         if job.client and self._settings is not None:
             fields[CLIENT_FIELD] = job.client
-            weights = self._settings.get("client_weights", {})
-            if job.client in weights:
-                fields[CLIENT_WEIGHT_FIELD] = weights[job.client]
         return fields or None
 
     def _tags(self, job: AgentJob) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Says whose a request is: by its API key, the header of a trusted proxy, or its address.
 
 The middleware and the routes ask in an API server process. Neither key, header nor address leaves
-it: the engine gets a hash of them and the client's weight.
+it: the engine gets a hash of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import secrets
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -76,13 +76,6 @@ def names_by_key() -> dict[str, str]:
     return names
 
 
-class Client(NamedTuple):
-    """A client as the engine knows it: 16 hexadecimal digits, and its weight if that is not 1."""
-
-    name: str
-    weight: float | None = None
-
-
 class Clients:
     """Tells the clients of one server apart.
 
@@ -94,13 +87,12 @@ class Clients:
         self.verifier = verifier
         header = settings.get("client_header")
         self._header = None if header is None else header.lower().encode()
-        self._weights: Mapping[str, float] = settings.get("client_weights") or {}
         self._names = names_by_key()
-        names = {*self._names.values(), *self._weights}
-        self._labels = {_hash(f"name {name}"): name for name in names}
+        self._labels = {_hash(f"name {name}"): name for name in self._names.values()}
 
-    def of(self, scope: Scope) -> Client:
-        """The client of a request: its API key or name, what its proxy says, or its address.
+    def of(self, scope: Scope) -> str:
+        """The client of a request as the engine knows it, 16 hexadecimal digits: by its API key or
+        name, what its proxy says, or its address.
 
         The address counts where the server asks for no key, or lets a request pass without one.
         """
@@ -110,14 +102,14 @@ class Clients:
             _, _, key = headers["Authorization"].partition(" ")
             name = self._names.get(key)
             if name is None:
-                return Client(_hash(f"key {key}"))
+                return _hash(f"key {key}")
         if name is None:
             host, _ = scope.get("client") or ("", 0)
-            return Client(_hash(f"address {_network_of(host)}"))
-        return Client(_hash(f"name {name}"), self._weights.get(name))
+            return _hash(f"address {_network_of(host)}")
+        return _hash(f"name {name}")
 
     def label(self, client: str) -> str:
-        """The name of a client of the engine, if the environment or the settings have one."""
+        """The name of a client of the engine, if the environment has one."""
         return self._labels.get(client, client)
 
     def sees_all_jobs(self, scope: Scope) -> bool:

@@ -29,7 +29,7 @@ from agentkv.policies.names import (
 )
 from agentkv.policies.settings import Settings
 
-from .clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, names_by_key
+from .clients import ADMIN_KEY_VARIABLE, names_by_key
 from .server_policy import FRONT_END_KEY
 from .versions import OLDEST, is_too_old, missing_names, version_problem
 
@@ -81,7 +81,7 @@ def register() -> None:
     from .engine import seam
     from .front_end import seam as front_end
 
-    front_end.install(lambda: getattr(served_client.get(), "name", ""))
+    front_end.install(lambda: served_client.get() or "")
     if not missing_names(seam.CONTRACT):
         from .api import balancer, engine_side
 
@@ -205,12 +205,6 @@ def _add_keys(args: Any, settings: Settings) -> None:
         raise SettingsError(
             f"'client_header': got {settings.client_header!r}, and the server has API keys, by "
             "which clients are known: leave out the one or the others"
-        )
-    unknown = sorted(settings.client_weights.keys() - set(names.values()))
-    if unknown and settings.client_header is None:
-        raise SettingsError(
-            f"'client_weights': {unknown[0]!r} has no key: name it in {CLIENTS_VARIABLE}, a JSON "
-            'object such as {"alice": "KEY"}'
         )
     added = [key for key in (*names, admin_key) if key and key not in given]
     if added:

@@ -21,8 +21,6 @@ from starlette.responses import Response
 
 from agentkv.errors import AgentKVServerError
 
-from ..clients import Client
-
 ANSWER_TIMEOUT_S = 30.0
 """The engine answers between two steps, so this is longer than any single step."""
 BUSY_S = 1.0
@@ -39,7 +37,7 @@ JOBS_AT_ONCE = 64
 UTILITY_METHOD = "agentkv_call"
 """The utility method that the plugin gives to vLLM's engine core."""
 
-served_client: ContextVar[Client | None] = ContextVar("agentkv_served_client", default=None)
+served_client: ContextVar[str | None] = ContextVar("agentkv_served_client", default=None)
 """Whose HTTP request is served in this task, or in the task that started it."""
 
 
@@ -181,9 +179,9 @@ def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
     async def add_request_of_client(request: Any) -> None:
         sampling, client = request.sampling_params, served_client.get()
         if client is not None and own_caches:
-            request.cache_salt = f"{client.name} {request.cache_salt or ''}"
+            request.cache_salt = f"{client} {request.cache_salt or ''}"
         if sampling is not None and client is not None:
-            sampling.extra_args = checked_fields(request, client.name, client.weight)
+            sampling.extra_args = checked_fields(request, client)
         await add_request(request)
 
     core.add_request_async = add_request_of_client

@@ -35,7 +35,7 @@ MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
 MAX_READ = 170
 """Events of a job from which they are read, the last ones: less than a millisecond."""
-NOT_SHOWN = {"policy", "watchers", "client_weights", "client_header"}
+NOT_SHOWN = {"policy", "watchers", "client_header"}
 """Settings that are not shown as they are."""
 
 

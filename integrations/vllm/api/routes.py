@@ -109,7 +109,7 @@ class _Question:
 
     def __init__(self, request: Request, engine: EngineLink, clients: Clients) -> None:
         self.request = request
-        self.client = clients.of(request.scope).name
+        self.client = clients.of(request.scope)
         self.sees_all = clients.sees_all_jobs(request.scope)
         self.segments = _raw_segments(request)
         read = (request.query_params.get(name) for name in _PARAMETERS.get(self.segments[0], ()))

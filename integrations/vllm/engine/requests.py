@@ -19,7 +19,6 @@ from agentkv.policies.jobs import Prompt
 from agentkv.policies.names import PARSER_KEY
 from agentkv.protocol import (
     CLIENT_FIELD,
-    CLIENT_WEIGHT_FIELD,
     TAG_FIELDS,
     JobKey,
     Tags,
@@ -35,7 +34,7 @@ from . import seam
 logger = init_logger(__name__)
 
 NO_TAGS = Tags()
-_CHECKED = frozenset((*TAG_FIELDS, CLIENT_FIELD, CLIENT_WEIGHT_FIELD))
+_CHECKED = frozenset((*TAG_FIELDS, CLIENT_FIELD))
 MAX_PARSING = 200_000
 """Characters of a reply times its tags and 20 more, up to which the server's parser is asked: those
 of vLLM 0.32 take time that grows with both, 4.3 s for 20 kB of HTML."""
@@ -68,13 +67,12 @@ def tags_of(request: Any) -> tuple[Tags, Sequence[TagError]]:
     ), passed_over
 
 
-def checked_fields(request: Any, client: str, weight: float | None) -> dict[str, Any]:
+def checked_fields(request: Any, client: str) -> dict[str, Any]:
     """The `vllm_xargs` that an API server hands over: the tags checked, and whose request it is."""
     fields = _fields(request)
     tags, _ = _checked(fields, request.session_id)
     others = {name: value for name, value in fields.items() if name not in _CHECKED}
-    checked = {**others, **tags.as_fields(), CLIENT_FIELD: client}
-    return checked if weight is None else {**checked, CLIENT_WEIGHT_FIELD: weight}
+    return {**others, **tags.as_fields(), CLIENT_FIELD: client}
 
 
 def _checked(fields: Mapping[str, Any], session_id: str | None) -> tuple[Tags, Sequence[TagError]]:
@@ -102,7 +100,6 @@ def arriving(request: Request, tags: Tags) -> ArrivingRequest:
         prompt=prompt,
         tags=tags,
         client=fields.get(CLIENT_FIELD, ""),
-        weight=fields.get(CLIENT_WEIGHT_FIELD),
         priority=request.priority,
     )
 

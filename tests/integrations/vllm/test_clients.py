@@ -13,7 +13,7 @@ from agentkv.integrations.vllm.clients import Clients
 def name_of(host: str | None) -> str:
     """The client's name by its address, on a server without keys."""
     client = None if host is None else (host, 40_000)
-    return Clients(None, {}).of({"type": "http", "headers": [], "client": client}).name
+    return Clients(None, {}).of({"type": "http", "headers": [], "client": client})
 
 
 @pytest.mark.parametrize(

@@ -246,8 +246,7 @@ def of_clients(monkeypatch: pytest.MonkeyPatch, clients: str, *flags: str, **giv
 def test_keys_of_named_clients_are_keys_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of AGENTKV_CLIENTS join --api-key, or are all of the keys."""
     clients = json.dumps({"alice": "one", "bob": ["two", "three"]})
-    weights = {"client_weights": {"alice": 3, "bob": 0.5}}
-    assert of_clients(monkeypatch, clients, **weights) == ["one", "two", "three"]
+    assert of_clients(monkeypatch, clients) == ["one", "two", "three"]
     joined = of_clients(monkeypatch, clients, "--api-key", "zero", "two")
     assert joined == ["zero", "two", "one", "three"]
 
@@ -260,11 +259,8 @@ def test_keys_of_named_clients_are_keys_of_the_server(monkeypatch: pytest.Monkey
         ('{"alice": 5}', {}, (), "'alice' has no key"),
         ('{"alice": ""}', {}, (), "'alice' has no key"),
         ('{"alice": "secret", "bob": ["secret"]}', {}, (), "'alice' and 'bob' have the same key"),
-        ('{"alice": "secret"}', {"client_weights": {"bob": 2}}, (), "'bob' has no key"),
-        ("", {"client_weights": {"bob": 2}}, ("--api-key", "secret"), "'bob' has no key"),
         ("", {"client_header": "X-Tenant"}, ("--api-key", "secret"), "the server has API keys"),
         ('{"alice": "secret"}', {"client_header": "X-Tenant"}, (), "the server has API keys"),
-        ("", {"client_weights": {"bob": 0}}, (), "client_weights.bob"),
         ("", {"client_header": "X Tenant"}, (), "client_header"),
     ],
 )
@@ -281,10 +277,9 @@ def test_clients_that_cannot_be_told_apart_are_refused(
     assert "secret" not in str(refused.value)
 
 
-def test_a_proxy_may_name_clients_of_any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_may_name_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind `client_header` a name needs no key, and the server gets none."""
-    given = {"client_header": "X-Tenant", "client_weights": {"bob": 2}}
-    assert of_clients(monkeypatch, "", **given) is None
+    assert of_clients(monkeypatch, "", client_header="X-Tenant") is None
 
 
 @pytest.mark.parametrize(

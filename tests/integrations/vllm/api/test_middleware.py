@@ -20,7 +20,6 @@ from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
 from agentkv.integrations.vllm.server_policy import FRONT_END_KEY
 from agentkv.protocol import (
     CLIENT_FIELD,
-    CLIENT_WEIGHT_FIELD,
     PROBE_ANSWER,
     PROBE_HEADER,
     Tags,
@@ -310,38 +309,24 @@ async def test_a_client_is_its_key_under_a_name_that_does_not_tell_it() -> None:
     assert await client_seen(app, headers=one) != await client_seen(app, headers=two)
 
 
-async def weight_seen(app: FastAPI, **request: Any) -> float | None:
-    """The weight of the client that reaches the engine with a request that claims another."""
-    await client_seen(app, {"vllm_xargs": {CLIENT_WEIGHT_FIELD: 1000.0}}, **request)
-    added = app.state.engine_client.engine_core.added[-1]
-    weight: float | None = added.sampling_params.extra_args.get(CLIENT_WEIGHT_FIELD)
-    return weight
-
-
-async def test_keys_of_one_name_are_one_client_with_its_weight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """AGENTKV_CLIENTS names keys; a request cannot say its weight itself, or be named by header."""
+async def test_keys_of_one_name_are_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AGENTKV_CLIENTS names keys; a request cannot be named by header there."""
     monkeypatch.setenv(CLIENTS_VARIABLE, json.dumps({"alice": ["one", "two"], "bob": "three"}))
-    app = make_app(settings={"client_weights": {"alice": 2.5}})
+    app = make_app()
     keys = ["one", "two", "three", "four"]
     app.user_middleware.append(Middleware(AuthenticationMiddleware, tokens=keys))
     headers = [{"authorization": f"Bearer {key}", "x-tenant": "alice"} for key in keys]
     one, two, three, four = [await client_seen(app, headers=each) for each in headers]
     assert one == two
     assert len({one, three, four}) == 3
-    weights = [await weight_seen(app, headers=each) for each in headers]
-    assert weights == [2.5, 2.5, None, None]
 
 
 async def test_a_proxy_names_clients_by_the_header_that_is_set() -> None:
     """With `client_header`, on a server without keys; without the header the address counts."""
-    settings = {"client_header": "X-Tenant", "client_weights": {"alice": 2.0}}
+    settings = {"client_header": "X-Tenant"}
     app = make_app({"jobs": lambda *_: [], "job_keys": lambda *_: []}, settings=settings)
     alice, bob = {"X-Tenant": "alice"}, {"x-tenant": "bob"}
     assert await client_seen(app, headers=alice) != await client_seen(app, headers=bob)
-    assert await weight_seen(app, headers=alice) == 2.0
-    assert await weight_seen(app, headers=bob) is None
     assert await client_seen(app) == await client_seen(make_app(), headers=alice)
     async with client_of(app) as client:
         for headers, asked in ((alice, True), ({}, False)):

@@ -134,9 +134,9 @@ async def test_the_admin_key_alone_reads_who_the_clients_are(
     """By their names, if they have any; the numbers of several engines are added up."""
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "root")
     monkeypatch.setenv(CLIENTS_VARIABLE, '{"alice": "one"}')
-    alice = Clients(None, {"client_header": "n", "client_weights": {"alice": 2.0}})
-    name = alice.of({"type": "http", "headers": [(b"n", b"alice")]}).name
-    entry = {"client": name, "weight": 2.0, "requests": 1, "service": 10}
+    alice = Clients(None, {"client_header": "n"})
+    name = alice.of({"type": "http", "headers": [(b"n", b"alice")]})
+    entry = {"client": name, "requests": 1, "service": 10}
     engine = {"clients": lambda: [entry]}
     ask = Server(engine, engine, keys=["one", "root"])
     assert (await ask("GET", "/clients", key="one")).status_code == 404

@@ -18,7 +18,6 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from agentkv.errors import SettingsError
 from agentkv.integrations.vllm import plugin
 from agentkv.integrations.vllm.api.engine_client import served_client
-from agentkv.integrations.vllm.clients import Client
 from agentkv.integrations.vllm.front_end import seam
 from agentkv.integrations.vllm.server_policy import FRONT_END_KEY, front_end_mib
 from agentkv.integrations.vllm.versions import missing_names
@@ -133,7 +132,7 @@ def test_clients_and_salts_share_nothing(renderers: dict[str, Any]) -> None:
     messages = history(8)
 
     async def encoded(client: str, **extras: Any) -> float:
-        served_client.set(Client(client))
+        served_client.set(client)
         before = num_tokens("reused")
         await chat(renderers["ours"], messages, tokens(), **extras)
         await asyncio.sleep(0)

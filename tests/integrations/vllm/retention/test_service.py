@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.retention.shares import MAX_IDLE_COUNTERS, ServiceCounters
-from agentkv.protocol import CLIENT_FIELD, CLIENT_WEIGHT_FIELD
+from agentkv.protocol import CLIENT_FIELD
 from tests.integrations.vllm.harness import Engine, of
 from tests.stepped_engine import prompt_of
 
@@ -50,15 +50,6 @@ def test_clients_take_turns_whatever_their_load(policy: str, tags: dict[str, Any
     assert served(engine, 1) == "a"
     flood(engine, LIGHT, 4, **tags)
     assert served(engine, 10) == "abababab" + "aa"
-
-
-def test_service_goes_by_weight() -> None:
-    """A client of three times the weight is served three times as much."""
-    engine = Engine(max_num_seqs=1)
-    flood(engine, HEAVY, 20)
-    flood(engine, LIGHT, 20, **{CLIENT_WEIGHT_FIELD: 3.0})
-    order = served(engine, 16)
-    assert (order.count("a"), order.count("b")) == (4, 12)
 
 
 def test_while_all_are_served_at_once_nothing_changes() -> None:
@@ -149,18 +140,18 @@ def test_counters_of_clients_that_are_gone_are_bounded() -> None:
 
 
 def test_clients_are_described_for_people() -> None:
-    """Weight, requests, blocks held and the share of them, and service."""
+    """Requests, blocks held and the share of them, and service."""
     engine = Engine(num_blocks=65, max_num_seqs=1)
     assert engine_side.call(engine.scheduler, "clients", []) == []
     flood(engine, HEAVY, 3)
-    flood(engine, LIGHT, 1, **{CLIENT_WEIGHT_FIELD: 3.0})
+    flood(engine, LIGHT, 1)
     engine.step()
     heavy, light = engine_side.call(engine.scheduler, "clients", [])
     assert heavy == {
-        **{"client": HEAVY, "weight": 1.0, "requests": 3, "held_blocks": 2},
-        **{"share_blocks": 16, "service": 32},
+        **{"client": HEAVY, "requests": 3, "held_blocks": 2},
+        **{"share_blocks": 32, "service": 32},
     }
-    assert (light["requests"], light["share_blocks"], light["service"]) == (1, 48, 0)
+    assert (light["requests"], light["share_blocks"], light["service"]) == (1, 32, 0)
 
 
 REQUESTS = st.lists(
@@ -173,10 +164,10 @@ REQUESTS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(requests=REQUESTS, policy=st.sampled_from(["agentkv", "continuum"]))
 def test_everybody_is_served(requests: list[tuple[str, int, int, int]], policy: str) -> None:
-    """Clients of any weights, with and without jobs, in scarce memory: all requests end."""
+    """Clients with and without jobs, in scarce memory: all requests end."""
     engine = Engine(policy=policy, num_blocks=24, max_num_seqs=4)
     for number, (client, num_prompt, num_output, num_steps) in enumerate(requests):
-        fields = {CLIENT_FIELD: client * 16, CLIENT_WEIGHT_FIELD: float(ord(client) - 96)}
+        fields = {CLIENT_FIELD: client * 16}
         if number % 3:
             fields["job_id"] = f"job-{number % 5}"
         engine.add(prompt_of(num_prompt, salt=number), max_tokens=num_output, **fields)

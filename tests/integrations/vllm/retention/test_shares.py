@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentkv.protocol import CLIENT_WEIGHT_FIELD, JobKey
+from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine, of
 from tests.stepped_engine import prompt_of
 
@@ -45,7 +45,7 @@ def test_idle_kv_above_the_share_yields_at_once(policy: str, tags: dict[str, Any
     """A request of another client gets its blocks in the next step, and no more pins end for it."""
     engine = engine_of(policy)
     fill(engine)
-    new = engine.add(prompt_of(16 * 40, salt=51), **of(OTHER, **tags))
+    new = engine.add(prompt_of(16 * 40, salt=51), **of(OTHER))
     engine.step()
     assert new in engine.running()
     assert 64 <= idle_blocks(engine, GREEDY) < 108
@@ -163,21 +163,20 @@ def test_a_request_waits_for_pins_within_their_share_for_the_patience_at_most() 
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_blocks", "tags", "left"),
+    ("settings", "num_blocks", "left"),
     [
-        ({"client_share": 0.25}, 100, {}, (20, 32)),
-        ({"client_share": 0.9}, 25, {}, (108, 108)),
-        ({}, 94, {"job_id": "new", CLIENT_WEIGHT_FIELD: 3.0}, (20, 32)),
+        ({"client_share": 0.25}, 100, (20, 32)),
+        ({"client_share": 0.9}, 25, (108, 108)),
     ],
-    ids=["a quarter", "nine tenths", "another of three times the weight"],
+    ids=["a quarter", "nine tenths"],
 )
 def test_a_client_keeps_its_share_while_others_want_memory(
-    settings: dict[str, Any], num_blocks: int, tags: dict[str, Any], left: tuple[int, int]
+    settings: dict[str, Any], num_blocks: int, left: tuple[int, int]
 ) -> None:
-    """It is `client_share`, or what its weight is of all; the rest goes to the others."""
+    """It is `client_share`; the rest goes to the others."""
     engine = engine_of(**settings)
     fill(engine)
-    new = engine.add(prompt_of(16 * num_blocks, salt=51), **of(OTHER, **tags))
+    new = engine.add(prompt_of(16 * num_blocks, salt=51), **of(OTHER))
     engine.step()
     assert left[0] <= idle_blocks(engine, GREEDY) <= left[1]
     assert (new in engine.running()) or left == (108, 108)
