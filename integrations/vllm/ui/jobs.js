@@ -177,7 +177,8 @@ export class EngineCard {
     about.append(" · ", link);
     let turns;
     try {
-      turns = turnTable(await this.turnsOf(job, this.number));
+      const hasRun = job.turn > 1 || job.state !== "waiting"; // else the server has nothing to explain
+      turns = turnTable(hasRun ? await this.turnsOf(job, this.number) : []);
     } catch (error) {
       turns = element("p", "soft", error.message);
     }

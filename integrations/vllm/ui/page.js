@@ -99,7 +99,7 @@ function drawTotals(engines) {
     setText(byId(`note-${id}`), note);
     if (tail) setText(byId(`tail-${id}`), tail[0]);
     if (tail) byId(`tail-${id}`).title = tail[1];
-    if (!lines) continue;
+    if (!lines?.some((line) => line.length > 1)) continue; // no room is kept for a curve to come
     if (!box.querySelector("svg")) box.append(curveImage());
     drawCurves(box.querySelector("svg"), lines, title);
   }
@@ -260,6 +260,11 @@ byId("pause").addEventListener("click", () => {
 byId("find").value = stream.job ?? "";
 byId("find").addEventListener("input", draw);
 byId("kind").addEventListener("change", draw);
+document.addEventListener("keydown", (pressed) => {
+  if (pressed.key !== "/" || pressed.target.matches("input, select")) return;
+  pressed.preventDefault();
+  byId("find").focus();
+});
 // Nobody looks at a hidden tab: the server need not send.
 document.addEventListener("visibilitychange", () => (document.hidden ? stream.stop() : stream.start()));
 stream.start();
