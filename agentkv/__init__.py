@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agentkv.client.feedback import flush
+from agentkv.client.delivery import flush
 from agentkv.client.job import Job, current_job
 from agentkv.client.ledger import JobSummary
 from agentkv.client.patches import instrumented, uninstrument
 from agentkv.client.session import Session, session
-from agentkv.client.transport import ServerAPI
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError
+from agentkv.server.api import ServerAPI
 from agentkv.tool_calls import ToolCall, parse_tool_calls
 
 if TYPE_CHECKING:

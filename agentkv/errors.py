@@ -3,7 +3,6 @@
     AgentKVError
     ├── AgentKVServerError    a server lacks the plugin, or cannot be used as it is
     │   ├── NoAnswerError     it could not be reached, or did not answer in time
-    │   │   └── NoThreadError    no thread could start to ask it
     │   └── StatusError       it answered with an HTTP error
     ├── ServerStartError      a server process that agentkv started did not come up
     ├── SetupError            the installation lacks a package, a model or a version
@@ -53,11 +52,11 @@ class AgentKVServerError(AgentKVError):
 
 
 class NoAnswerError(AgentKVServerError):
-    """The server could not be reached, or did not answer in time."""
+    """The server could not be reached, or did not answer in time (`is_late`)."""
 
-
-class NoThreadError(NoAnswerError):
-    """No thread could start to ask: the system has none to spare, or the interpreter ends."""
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
 
 
 class StatusError(AgentKVServerError):
@@ -66,6 +65,11 @@ class StatusError(AgentKVServerError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def is_transient(self) -> bool:
+        """The same call may well succeed a little later: the server is busy or starts."""
+        return self.status in (408, 429) or self.status >= 500
 
 
 class ServerStartError(AgentKVError):

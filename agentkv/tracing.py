@@ -42,8 +42,8 @@ class Span(Protocol):
     def leave(self) -> None:
         """What the thread or task does from now on is not part of it; it may end later."""
 
-    def end(self, error: object = None, usage: Any = None) -> None:
-        """End it, with the reply's `Usage`, or the exception or HTTP status that it failed with."""
+    def end(self, error: object = None) -> None:
+        """End it, perhaps with the exception or HTTP status that it failed with."""
 
 
 class JobTrace(Protocol):

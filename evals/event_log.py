@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.errors import InputError, reason_of
 from agentkv.integrations.vllm.watch.job_view import (
     KEPT_ENDS,
@@ -31,6 +30,7 @@ from agentkv.integrations.vllm.watch.job_view import (
 )
 from agentkv.policies.settings import Settings
 from agentkv.protocol import routing_headers
+from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 
 from .outcomes import mean, quantile
 from .rows import RUN_FILE, json_object

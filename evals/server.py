@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentkv.client.transport import ServerAPI, shown
+from agentkv.client.calls import shown
 from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
+from agentkv.server.api import ServerAPI
 from agentkv.visible import visible
 
 PREEMPTIONS = "vllm:num_preemptions_total"
@@ -247,7 +248,7 @@ class ServerUnderTest:
                 "server running, and is the URL right?"
             ) from error
         if hint and not answer.is_success:
-            seen = f"HTTP {answer.status_code} {shown(answer)}"
+            seen = f"HTTP {answer.status_code} {shown(answer, answer.content)}"
             raise AgentKVServerError(f"{answer.url}: {seen}: {hint}")
         return answer
 

@@ -16,7 +16,7 @@ from typing import Any
 from agentkv.client import session
 from agentkv.client.patches import Patch
 
-from . import skyrl, verifiers
+from .lm15 import a_request
 from .runs import Arguments, Wrap, a_run, a_tool, a_turn, until
 
 logger = logging.getLogger(__name__)
@@ -57,16 +57,6 @@ def _mini_swe_tool(call: Arguments) -> tuple[str, Any] | None:
         return None
     return "bash", {"command": "\n".join(action.get("command", "") for action in actions)}
 
-
-def _trl_tools(call: Arguments) -> tuple[str, Any] | None:
-    """The tools of a reply, which run one after another, by the name and arguments of the first."""
-    calls = call["tool_calls"]
-    return (
-        (calls[0]["function"]["name"], calls[0]["function"].get("arguments", {})) if calls else None
-    )
-
-
-_TRL = "trl.experimental.async_grpo.async_rollout_worker:_AsyncRolloutLoop"
 
 _named_tool = a_tool(lambda call: (call["self"].name, call["kwargs"]))
 """A tool that is called with its arguments as keywords."""
@@ -167,6 +157,8 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
     "dspy": {
         **_each("dspy.predict.react:ReAct", "forward aforward", a_run()),
         **_each("dspy.adapters.types.tool:Tool", "__call__ acall", a_tool(_dspy_tool)),
+        "dspy._vendor.lm15.transports._sync:StdlibTransport.stream": a_request,
+        "dspy._vendor.lm15.transports._async:StdlibAsyncTransport._do_stream": a_request,
     },
     "haystack-ai": {
         **_each("haystack.components.agents.agent:Agent", "run run_async", a_run()),
@@ -208,14 +200,7 @@ HOOKS: Mapping[str, Mapping[str, Wrap]] = {
         "minisweagent.agents.default:DefaultAgent.run": a_run(),
         "minisweagent.agents.default:DefaultAgent.execute_actions": a_tool(_mini_swe_tool),
     },
-    # Trainers. The rollouts of TRL are tagged over aiohttp, those of OpenRLHF in the engine's own
-    # process; verl's plugins need no `instrument`, so that it is not listed here.
-    "skyrl": skyrl.HOOKS,
-    "verifiers": verifiers.HOOKS,
-    "trl": {
-        f"{_TRL}._generate_one": a_run(lambda call: object()),
-        f"{_TRL}._execute_tool_calls": a_tool(_trl_tools),
-    },
+    # A trainer with the engine in its own process; others send a header of their own.
     "openrlhf": {
         "openrlhf.utils.agent:MultiTurnAgentExecutor.execute": a_run(lambda call: object()),
     },
@@ -239,17 +224,16 @@ def packages() -> list[str]:
 
 
 def instrument() -> None:
-    """Patch every supported framework and client library, so that agents' runs become jobs.
+    """Patch httpx and every supported framework, so that agents' runs become jobs.
 
     Frameworks of other packages, too, that offer hooks as entry points of the group
     `agentkv.frameworks`.
 
     Call it once, at start-up; a second call does nothing. From then on each run of a known
     framework's agent is a job: opened when it starts, released when it ends, raises or is
-    cancelled. Each tool call is timed and reported, sub-agents are child jobs, and each call of the
-    OpenAI and Anthropic SDKs, and each request to a model over httpx, requests or aiohttp, is a
-    turn of the job that is current. A run inside of a session of the caller's is that session's
-    job.
+    cancelled. Each tool call is timed and reported, sub-agents are child jobs, and each request to
+    a model over httpx is a turn of the job that is current. A run inside of a session of the
+    caller's is that session's job.
 
     Packages that are imported later count too, and none is imported because of it. `instrumented()`
     lists what is replaced by now, `uninstrument()` restores it all.

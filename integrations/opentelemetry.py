@@ -22,8 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import agentkv
 from agentkv.client.ledger import JobSummary
-from agentkv.client.replies import Usage
-from agentkv.client.tagged_call import log_failure
+from agentkv.client.patches import log_failure
 from agentkv.tracing import EXPORTER_VARIABLE, RequestShape
 
 P = ParamSpec("P")
@@ -152,17 +151,8 @@ class TracedSpan:
             otel_context.attach(self._before)
 
     @harmless
-    def end(self, error: object = None, usage: Usage | None = None) -> None:
-        """End the span; the framework's is only given the attributes."""
-        if usage is not None:
-            self.set(
-                {
-                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                    "gen_ai.usage.output_tokens": usage.output_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-                    "agentkv.cached_tokens": usage.cached_tokens,
-                }
-            )
+    def end(self, error: object = None) -> None:
+        """End the span, unless it is the framework's."""
         if not self._is_ours:
             return
         if error is not None:
@@ -171,11 +161,6 @@ class TracedSpan:
             self.span.set_attribute("error.type", kind)
             self.span.set_status(StatusCode.ERROR, kind)
         self.span.end()
-
-    def set(self, attributes: Mapping[str, Any]) -> None:
-        """Set the attributes that are known."""
-        known = {name: value for name, value in attributes.items() if value is not None}
-        self.span.set_attributes(known)
 
 
 class TracedJob:
@@ -214,16 +199,8 @@ class TracedJob:
 
     @harmless
     def end(self, error: object, summary: JobSummary) -> None:
-        """End the span of the job, with its totals."""
-        self._job.set(
-            {
-                "agentkv.turns": summary.turns,
-                "agentkv.cached_tokens": summary.cached_tokens,
-                **{f"agentkv.{name}": n for name, n in (summary.savings or {}).items()},
-                "gen_ai.usage.input_tokens": summary.prompt_tokens,
-                "gen_ai.usage.output_tokens": summary.output_tokens,
-            }
-        )
+        """End the span of the job, with its totals; the tokens are in the server's own spans."""
+        self._job.span.set_attributes({"agentkv.turns": summary.turns})
         self._job.leave()
         self._job.end(error)
 

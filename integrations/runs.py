@@ -19,9 +19,8 @@ from typing import Any
 import agentkv
 from agentkv.client import context
 from agentkv.client.job import Job, ToolRun
-from agentkv.client.patches import Method, Patch
+from agentkv.client.patches import Method, Patch, log_failure
 from agentkv.client.session import Session
-from agentkv.client.tagged_call import log_failure
 
 Arguments = Mapping[str, Any]
 """The arguments of a call by the names of the function's parameters, defaults included."""

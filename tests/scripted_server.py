@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -147,6 +148,10 @@ SHAPES: Mapping[str, ReplyShape] = {
 """The routes of a model, with the shapes of their replies."""
 
 
+_TOKENS = (
+    *("prompt_tokens", "hit_tokens", "output_tokens"),
+    *("later_prompt_tokens", "later_hit_tokens"),
+)
 _JOB_ROUTE = re.compile(r"/v1/agentkv/jobs/(.+)/(tool|release)")
 ReplyFunction = Callable[[Mapping[str, Any]], ScriptedReply | None]
 
@@ -214,6 +219,7 @@ class ScriptedServer:
         self._requests: list[RecordedRequest] = []
         self._failures: list[int] = []
         self._num_played = 0
+        self._tokens: dict[object, Counter[str]] = {}
         self._stopping = threading.Event()
         self._front = HttpFront(self._answer)
 
@@ -315,7 +321,11 @@ class ScriptedServer:
             return self._error(404, "Not Found")
         job_id = unquote(called[1])
         is_known = any(request.tags.get("job_id") == job_id for request in self.turns)
-        return Answer(200, {"job_id": job_id}) if is_known else self._error(404, "unknown job")
+        if not is_known:
+            return self._error(404, "unknown job")
+        more = {"expected_tokens": 0, "recomputed_tokens": {"diverged": 0}}
+        tokens = {**dict.fromkeys(_TOKENS, 0), **self._tokens.get(job_id, {}), **more}
+        return Answer(200, {"job_id": job_id, "tokens": tokens})
 
     def _play(self, request: RecordedRequest) -> Answer:
         path, shape = request.route, self.shapes[request.route]
@@ -334,6 +344,11 @@ class ScriptedServer:
         if played is None:
             return self._error(400, "there is no reply to this request", path)
         reply = played if isinstance(played, ScriptedReply) else ScriptedReply(played)
+        with self._arrived:
+            known = self._tokens.setdefault(request.tags.get("job_id"), Counter())
+            counts = (reply.prompt_tokens or 0, reply.cached_tokens or 0, reply.output_tokens)
+            later = counts[:2] if known else (0, 0)
+            known.update(dict(zip(_TOKENS, (*counts, *later), strict=True)))
         self._stopping.wait(reply.delay_s)
         if not request.body.get("stream"):
             return Answer(200, shape.whole(reply))

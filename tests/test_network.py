@@ -31,7 +31,7 @@ rooms = [root, *(path for path in root.iterdir() if path.name not in others)]
 paths = [path for room in rooms for path in room.glob("*.py")]
 for path in paths:
     importlib.import_module("agentkv." + ".".join(path.relative_to(root).with_suffix("").parts))
-assert "agentkv.client.feedback" in sys.modules and len(paths) > 60, paths
+assert "agentkv.client.delivery" in sys.modules and len(paths) > 60, paths
 print(json.dumps(sorted(reached)))
 """
 

@@ -1,9 +1,7 @@
 """Which job is current: the one of the innermost session that a thread or task has entered.
 
-Sessions enter and leave jobs here, and `job` looks up whose turn a call is. asyncio copies the
-variable into new tasks by itself; Python 3.11 starts a thread with an empty context, so sessions
-install patches that carry the job into threads and work for thread pools. Knows nothing of a job
-but whether it is over and which job encloses it.
+asyncio copies the variable into new tasks by itself; Python 3.11 starts a thread with an empty
+context, so sessions install patches that carry the job into threads and work for thread pools.
 """
 
 from __future__ import annotations
@@ -14,30 +12,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv.client.patches import Method, Patch
 
-
-class NestedJob(Protocol):
-    """A job as this module sees it."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-    @property
-    def enclosing(self) -> NestedJob | None: ...
+# The values are jobs; `Any`, since the module of jobs is above this one.
+_innermost: ContextVar[Any] = ContextVar("agentkv_job", default=None)
 
 
-_innermost: ContextVar[NestedJob | None] = ContextVar("agentkv_job", default=None)
-
-
-def innermost() -> NestedJob | None:
+def innermost() -> Any:
     """The job entered last, over or not; `enclosing` leads outwards from it."""
     return _innermost.get()
 
 
-def current() -> NestedJob | None:
+def current() -> Any:
     """The innermost job that is not over; None outside of any session."""
     job = _innermost.get()
     while job is not None and job.is_over:
@@ -46,8 +34,8 @@ def current() -> NestedJob | None:
 
 
 @contextmanager
-def job_made_current(job: NestedJob | None) -> Iterator[None]:
-    """Make a job current for a block of code that runs in one thread or task."""
+def job_made_current(job: Any) -> Iterator[None]:
+    """Make a job, or none, current for a block of code that runs in one thread or task."""
     token = _innermost.set(job)
     try:
         yield
@@ -55,7 +43,7 @@ def job_made_current(job: NestedJob | None) -> Iterator[None]:
         _innermost.reset(token)
 
 
-def enter(job: NestedJob) -> None:
+def enter(job: Any) -> None:
     """Make a job current until `leave`."""
     _innermost.set(job)
 
@@ -67,38 +55,27 @@ def leave() -> None:
 
 # Only our own variable is carried over: copying the whole context would change what other
 # libraries see (decimal's precision is in there too).
-def _inheriting_start(original: Method, patch: Patch) -> Method:
+def _noting_start(original: Method, patch: Patch) -> Method:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
-        job = current() if patch.is_active else None
-        if job is None or self.ident is not None:
-            original(self)
-            return
-        own_run = vars(self).get("run")
-        vars(self)["run"] = functools.partial(_run_in_job, self, own_run, job)
+        if patch.is_active:
+            vars(self)["_agentkv_job"] = current()
         try:
             original(self)
         except BaseException:  # no free thread: the caller may start this one again later
-            _restore_run(self, own_run)
+            vars(self).pop("_agentkv_job", None)
             raise
 
     return start
 
 
-def _run_in_job(
-    thread: threading.Thread, own_run: Callable[[], None] | None, job: NestedJob
-) -> None:
-    _restore_run(thread, own_run)  # ours refers to the thread: a cycle would keep both alive
-    with job_made_current(job):
-        thread.run()
+def _inheriting_bootstrap(original: Method, patch: Patch) -> Method:
+    @functools.wraps(original)
+    def bootstrap(self: threading.Thread) -> None:
+        _innermost.set(vars(self).pop("_agentkv_job", None))
+        original(self)
 
-
-def _restore_run(thread: threading.Thread, own_run: Callable[[], None] | None) -> None:
-    """Give a thread its own run method back, or that of its class."""
-    if own_run is None:
-        vars(thread).pop("run", None)
-    else:
-        vars(thread)["run"] = own_run
+    return bootstrap
 
 
 def _inheriting_submit(original: Callable[..., Future[Any]], patch: Patch) -> Method:
@@ -115,13 +92,14 @@ def _inheriting_submit(original: Callable[..., Future[Any]], patch: Patch) -> Me
     return submit
 
 
-def _call_in_job(job: NestedJob, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call_in_job(job: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     with job_made_current(job):
         return fn(*args, **kwargs)
 
 
 THREAD_PATCHES = (
-    Patch("threading:Thread.start", _inheriting_start),
+    Patch("threading:Thread.start", _noting_start),
+    Patch("threading:Thread._bootstrap_inner", _inheriting_bootstrap),
     Patch("concurrent.futures.thread:ThreadPoolExecutor.submit", _inheriting_submit),
 )
 """Carry the current job into new threads and into work for thread pools."""

@@ -1,19 +1,19 @@
-"""One agent job as the client sees it: its id, its tools, and its links to the servers it used.
+"""One agent job as the client sees it: its id, its turns and tools, and the servers it used.
 
-A session makes it and ends it; `tagged_call` numbers its turns through `ledger`.
+A session makes it and ends it; `tagger` numbers its turns.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any, Generic, Self, TypeVar, cast
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from agentkv.client import context
-from agentkv.client.ledger import JobSummary, NumberedTurn, TurnLedger
-from agentkv.client.server import JobLink, Server
-from agentkv.client.transport import ServerTransport, job_path
+from agentkv.client.delivery import Delivery
+from agentkv.client.ledger import JobSummary, Turn, TurnLedger
+from agentkv.client.server import Route, Server
 from agentkv.protocol import (
     MAX_TOOL_CHARS,
     Tags,
@@ -26,12 +26,22 @@ from agentkv.tracing import JobTrace, Span
 
 ClientT = TypeVar("ClientT")
 
+SUMMARY_S = 1.0
+"""Longest time for which a summary waits for what servers say of a job that is over."""
+
+
+class Listener(Protocol):
+    """What hears of a job's tools and of its end: a server's routes, or an engine."""
+
+    def tell(self, action: str, body: Mapping[str, object]) -> Delivery | None:
+        """Report a "tool" or the "release". Never waits."""
+
 
 class Job(Generic[ClientT]):
     """The job of `with agentkv.session(...) as job`; sessions make it.
 
-    `client` is a drop-in for the client passed to the session, or None if none was. All methods
-    may be called from any thread or task.
+    `client` is the client passed to the session, bound to this job in any thread or task; None if
+    none was. All methods may be called from any thread or task.
     """
 
     client: ClientT
@@ -40,9 +50,8 @@ class Job(Generic[ClientT]):
         self,
         job_id: str,
         *,
-        covered_client: ClientT,
-        has_headers: bool,
-        on_missing_server: str,
+        covered_client: object = None,
+        on_missing_server: str = "warn",
         enclosing: Job[Any] | None = None,
         parent_job_id: str | None = None,
         expected_turns: int | None = None,
@@ -52,23 +61,33 @@ class Job(Generic[ClientT]):
         self.job_id = job_id
         self.parent_job_id = parent_job_id
         self.covered_client = covered_client
+        """The httpx client whose requests are its turns; None: all that are made inside of it."""
         self.enclosing = enclosing
         self.server_url = server_url
         self.on_missing_server = on_missing_server
         self.ledger = TurnLedger(job_id, clock=time.monotonic)
-        self.has_headers = has_headers
-        self.links: dict[Server, JobLink] = {}
+        self.listeners: dict[Hashable, Listener] = {}
         self.trace: JobTrace | None = None
-        self._path = job_path(job_id)
-        self.routing_headers = routing_headers(job_id, affinity) if has_headers else {}
+        self.routing_headers = routing_headers(job_id, affinity)
         self._expected_turns = expected_turns
         self._is_ended = False
         self._process_id = os.getpid()
+        self._releases: list[Delivery] = []
 
     @property
     def is_over(self) -> bool:
         """True after the session was left, and in a child process forked from inside it."""
         return self._is_ended or self._process_id != os.getpid()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that make a request a turn of this job, sent by any library or program.
+
+        The server numbers such turns. Name it by `session(server=...)`, so that it hears of the
+        job's tools and its end.
+        """
+        tags = Tags(self.job_id, None, self.parent_job_id, None, self._expected_turns)
+        return {**tags.as_headers(), **self.routing_headers}
 
     def last_step(self) -> None:
         """Declare the next request the last of this job: the server frees it with the reply."""
@@ -83,19 +102,30 @@ class Job(Generic[ClientT]):
         self.ledger.limit_turns(num_turns)
 
     def tool(self, call: ToolCall | str) -> ToolRun:
-        """Time a tool: a parsed call, a command, or a tool's name; TypeError for anything else.
+        """Time a tool: `with job.tool(call):` around its run, or `async with`.
 
-        Use it as `with job.tool(call):` or `async with`. It is reported to the server in the
-        background, and once more with the next turn.
+        call: what `agentkv.parse_tool_calls` gave, a command, or a tool's name. Its start and end
+        are reported to the server in the background; the next turn carries the longest one.
         """
         return ToolRun(self, call)
 
     def summary(self) -> JobSummary:
-        """The totals of the job so far; also available after it is over."""
-        return self.ledger.summary()
+        """The totals so far; the tokens are the server's, which says them when the job has ended.
 
-    def tags(self, turn: NumberedTurn) -> Tags:
-        """The tags for the request of a turn."""
+        Waits for that for SUMMARY_S at most.
+        """
+        deadline_s = time.monotonic() + SUMMARY_S
+        for release in self._releases:
+            release.is_done.wait(max(0.0, deadline_s - time.monotonic()))
+        servers = [each for each in self.listeners if isinstance(each, Server)]
+        missing = [server.missing for server in servers if server.missing]
+        no_tokens = f"not known: {missing[0]}" if missing else None
+        if no_tokens is None and self._is_ended:
+            no_tokens = "not known: no server has said them"
+        return self.ledger.summary(no_tokens)
+
+    def tags(self, turn: Turn) -> Tags:
+        """The tags of a turn's request."""
         tool = turn.last_tool
         return Tags(
             job_id=self.job_id,
@@ -107,19 +137,20 @@ class Job(Generic[ClientT]):
             last_tool_s=None if tool is None else tool.duration_s,
         )
 
-    def link_to(
-        self, server: Server, client: Any, headers: Mapping[str, str], *, is_direct: bool = True
-    ) -> JobLink:
-        """The way to a server for this job, by an SDK client or by connections of our own."""
-        link = self.links.get(server)
-        if link is None or not link.transport.is_by(client, headers):
-            transport = ServerTransport(
-                client, headers, job_headers=self.routing_headers, is_direct=is_direct
-            )
-            warns = self.on_missing_server == "warn"
-            link = JobLink(server, transport, warns, self.ledger.note_savings)
-        server.notice_another_key(link.transport)
-        return link
+    def route_to(self, server: Server, client: Any, headers: Mapping[str, str]) -> Route:
+        """The way to a server for this job, by the httpx client and with the keys of its calls."""
+        known = self.listeners.get(server)
+        if isinstance(known, Route) and known.client is client and known.headers == headers:
+            return known
+        return Route(
+            server,
+            self.job_id,
+            client=client,
+            headers=headers,
+            job_headers=self.routing_headers,
+            on_missing=self.on_missing_server,
+            on_answer=self.ledger.note_answer,
+        )
 
     def end(self) -> None:
         """End the job: its servers free what they hold for it. Never waits."""
@@ -129,13 +160,12 @@ class Job(Generic[ClientT]):
 
     def release(self) -> None:
         """Make the servers free what they hold for this job now. Never waits."""
-        self.tell_servers("release", {})
+        self._releases = self.tell("release", {})
 
-    def tell_servers(self, action: str, body: Mapping[str, object]) -> None:
-        """Post to one of the job's routes on every server it used, in the background."""
-        for link in list(self.links.values()):
-            if link.server.missing is None:
-                link.submit("POST", f"{self._path}/{action}", body)
+    def tell(self, action: str, body: Mapping[str, object]) -> list[Delivery]:
+        """Report a tool or the release to every server that the job used, in the background."""
+        told = [listener.tell(action, body) for listener in list(self.listeners.values())]
+        return [delivery for delivery in told if delivery is not None]
 
 
 class ToolRun:
@@ -164,7 +194,7 @@ class ToolRun:
         self._span: Span | None = None
 
     def __enter__(self) -> Self:
-        turn = self._job.ledger.begin_tool()
+        turn = self._job.ledger.last_number
         event = ToolEvent("started", self._name, self._command, None, turn, self._limit_s)
         self._fields = event.as_fields()
         if self._job.trace is not None:
@@ -191,7 +221,7 @@ class ToolRun:
     def _report(self, fields: Mapping[str, object]) -> None:
         """Tell the servers of the job; before its first turn it has none."""
         if not self._job.is_over:
-            self._job.tell_servers("tool", fields)
+            self._job.tell("tool", fields)
 
 
 def _sendable(text: str | None) -> str | None:
@@ -208,7 +238,7 @@ def current_job() -> Job[Any] | None:
 
 
 def job_covering(client: object) -> Job[Any] | None:
-    """The innermost live job of a session that was entered with this client, or without one."""
+    """The innermost live job whose session covers this httpx client, or was entered without one."""
     job = cast("Job[Any] | None", context.innermost())
     while job is not None:
         if (job.covered_client is None or job.covered_client is client) and not job.is_over:

@@ -1,8 +1,8 @@
-"""Replaces functions of other packages and methods of clients, visibly and reversibly.
+"""Replaces functions of other packages, visibly and reversibly.
 
-`context`, `sdk_clients` and `http_clients` list patches; sessions and `instrument` install them,
-`instrumented` names those in place, `uninstrument` restores all. A module that is not imported yet
-is patched as soon as it is. Knows nothing of jobs or requests.
+`context` and `clients` list patches; sessions and `instrument` install them, `instrumented` names
+those in place, `uninstrument` restores all. A module that is not imported yet is patched as soon as
+it is.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
-ClientT = TypeVar("ClientT")
 Method = Callable[..., Any]
 
 _lock = threading.RLock()
@@ -74,27 +72,24 @@ class Patch:
         """Replace the function in its module; False if a later part may define it."""
         if self._replacement is not None or self._is_absent:
             return True
-        try:
-            self._replace_in(module)
-        except AttributeError as error:
-            if not is_whole:
-                return False
-            self._is_absent = True
-            logger.warning(
-                "agentkv: cannot follow %s (%s); the program is not affected", self, error
-            )
-        return True
-
-    def _replace_in(self, module: ModuleType) -> None:
         *outer, name = self._path.split(".")
-        owner: Any = functools.reduce(getattr, outer, module)
-        found = inspect.getattr_static(owner, name)
+        try:
+            owner: Any = functools.reduce(getattr, outer, module)
+            found = inspect.getattr_static(owner, name)
+        except AttributeError as error:
+            if is_whole:
+                self._is_absent = True
+                logger.warning(
+                    "agentkv: cannot follow %s (%s); the program is not affected", self, error
+                )
+            return is_whole
         if isinstance(found, classmethod | staticmethod):
             self._replacement = type(found)(self._wrap(found.__func__, self))
         else:
             self._replacement = self._wrap(found, self)
         self._owner, self._original = owner, vars(owner).get(name)
         setattr(owner, name, self._replacement)
+        return True
 
     def remove(self) -> None:
         """Restore the original, or deactivate the replacement where that is not possible."""
@@ -139,97 +134,60 @@ class _ImportWatch(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[Patch]] = {}
+        self._waiting: list[Patch] = []
 
     def wait_for(self, patch: Patch) -> None:
         """Install this patch once its module is imported."""
-        waiting = self._waiting.setdefault(patch.module, [])
-        if patch not in waiting:
-            waiting.append(patch)
+        if patch not in self._waiting:
+            self._waiting.append(patch)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def forget(self, patch: Patch) -> None:
         """Wait no longer for the module of this patch."""
-        waiting = self._waiting.get(patch.module, [])
-        if patch in waiting:
-            waiting.remove(patch)
-        if not any(self._waiting.values()) and self in sys.meta_path:
+        with suppress(ValueError):
+            self._waiting.remove(patch)
+        if not self._waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not self._waiting.get(fullname):
+        if not any(patch.module == fullname for patch in self._waiting):
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = getattr(spec, "loader", None)
-        if not hasattr(loader, "exec_module") or isinstance(loader, type):
-            return spec
-        execute = loader.exec_module
+        if hasattr(loader, "exec_module") and not isinstance(loader, type):
+            execute = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._install_in(module)
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._install_in(module)
 
-        with suppress(AttributeError):  # a loader without attributes: the next session installs
-            loader.exec_module = exec_module
+            with suppress(AttributeError):  # a loader without attributes: the next session installs
+                loader.exec_module = exec_module
         return spec
 
     def _install_in(self, module: ModuleType) -> None:
         try:
             with _lock:
-                for patch in list(self._waiting.get(module.__name__, ())):
+                for patch in [each for each in self._waiting if each.module == module.__name__]:
                     self.forget(patch)
                     patch.install_in(module, is_whole=True)
         except Exception:
-            logger.exception("agentkv cannot follow %s; the program is not affected", module)
+            log_failure(f"cannot follow {module}")
 
 
 _import_watch = _ImportWatch()
 
-_covered: dict[int, tuple[int, Mapping[str, Method]]] = {}
-"""Open sessions and our methods on their client, by the id of a client given to a session."""
+_has_logged_failure = False
 
 
-def cover(client: Any, methods: Mapping[str, Method]) -> None:
-    """Replace methods of one client until `uncover`.
-
-    A method that somebody else has replaced on the client stays as it is.
-    """
-    with _lock:
-        num_sessions, ours = _covered.get(id(client), (0, {}))
-        if not num_sessions:
-            ours = {name: methods[name] for name in methods if name not in vars(client)}
-            vars(client).update(ours)
-        _covered[id(client)] = num_sessions + 1, ours
-
-
-def uncover(client: Any) -> None:
-    """Undo one `cover`; with the last one the client is as it was."""
-    with _lock:
-        num_sessions, ours = _covered.pop(id(client))
-        if num_sessions > 1:
-            _covered[id(client)] = num_sessions - 1, ours
-            return
-        for name, method in ours.items():
-            if vars(client).get(name) is method:
-                del vars(client)[name]
-
-
-def is_covered(client: object) -> bool:
-    """True between `cover` and `uncover`."""
-    return id(client) in _covered
-
-
-def copy_of(client: ClientT) -> ClientT:
-    """A copy of a client that shares its connections, made without calling its constructor."""
-    kind = type(client)
-    twin = kind.__new__(kind)
-    for name, value in vars(client).items():
-        # client.chat and the like are cached, and refer to the client they were made for
-        if not isinstance(getattr(kind, name, None), cached_property):
-            vars(twin)[name] = value
-    return twin
+def log_failure(what: str) -> None:
+    """Log the exception being handled, once per process: ours must not break the agent."""
+    global _has_logged_failure
+    if not _has_logged_failure:
+        _has_logged_failure = True
+        logger.exception("agentkv %s; the agent is not affected", what)

@@ -15,7 +15,6 @@ from typing import Any
 
 import agentkv
 from agentkv.client.job import Job, ToolRun
-from agentkv.client.replies import Usage
 from agentkv.client.session import Session
 from agentkv.protocol import MAX_ID_CHARS
 
@@ -116,7 +115,7 @@ class TurnLog:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._reply: Usage | None = None
+        self._tokens: dict[str, int | None] | None = None
         self._tool: ToolRun | None = None
         self._num_calls_left: int | None = None
 
@@ -132,19 +131,24 @@ class TurnLog:
             if self._num_calls_left == 1:
                 job.last_step()
             self._num_calls_left -= 1
-        self._reply = None
+        self._tokens = None
         started_at_s = time.monotonic()
         try:
             yield
         finally:
-            if self._reply is not None:
+            if self._tokens is not None:
                 row = {"turn": len(self.rows) + 1, "llm_s": time.monotonic() - started_at_s}
-                tokens = self._reply.counts()
-                self.rows.append({**row, "tool_s": 0.0, **tokens, "command": None})
+                self.rows.append({**row, "tool_s": 0.0, **self._tokens, "command": None})
 
-    def note_reply(self, usage: Usage | None) -> None:
-        """Record the usage of the reply of the current query."""
-        self._reply = usage or Usage()
+    def note_reply(self, reply: Any) -> None:
+        """Record the tokens of litellm's reply to the current query."""
+        usage = getattr(reply, "usage", None)
+        details = getattr(usage, "prompt_tokens_details", None)
+        self._tokens = {
+            "prompt_tokens": getattr(usage, "prompt_tokens", None),
+            "cached_tokens": getattr(details, "cached_tokens", None),
+            "output_tokens": getattr(usage, "completion_tokens", None),
+        }
 
     def begin_tool(self, job: Job[Any], commands: Sequence[str]) -> None:
         """Start the tool of the last reply; a submission releases the job."""

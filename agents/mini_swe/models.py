@@ -1,106 +1,29 @@
 """mini-swe-agent's litellm models and its agent, with each run a job and each call a turn of it.
 
 Users name these classes with `--model-class` and `--agent-class`. Prompts, parsing, retries,
-templates and costs are the base classes'; only the tags are added, and only for a server that has
-the plugin.
+templates and costs are the base classes'; only the tags are added.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import litellm
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.models.litellm_model import LitellmModel
 from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
 from agentkv.client.context import job_made_current
-from agentkv.client.job import Job
-from agentkv.client.replies import read_usage
-from agentkv.client.server import JobLink, server_at
-from agentkv.client.tagged_call import TaggedCall
 
 from .jobs import JobOfModel, TurnLog
 
 logger = logging.getLogger(__name__)
 
-_URL_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "openai": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
-    "hosted_vllm": ("HOSTED_VLLM_API_BASE",),
-    "litellm_proxy": ("LITELLM_PROXY_API_BASE",),
-}
-_KEY_VARIABLES: Mapping[str, str] = {
-    "openai": "OPENAI_API_KEY",
-    "hosted_vllm": "HOSTED_VLLM_API_KEY",
-    "litellm_proxy": "LITELLM_PROXY_API_KEY",
-}
-"""Where litellm looks for what a call does not name, by provider.
-Source: litellm/main.py, and chat/transformation.py of hosted_vllm and litellm_proxy (1.105)."""
-
 Message = dict[str, Any]
 
-_warned_models: set[str] = set()
 _has_logged_failure = False
-
-
-def tagged_call(
-    job: Job[Any], model_name: str, call_options: Mapping[str, Any], server_url: str | None
-) -> TaggedCall | None:
-    """Prepare the tags of one litellm call, after checking that its server has the plugin.
-
-    None if the call names no server of its own, or if the caller set a `job_id` by hand. The
-    first call to a server waits for its answer, about 3 s at most.
-    """
-    if "job_id" in (call_options.get("extra_body") or {}):
-        return None
-    link = _link_of(job, model_name, call_options, server_url)
-    if link is None:
-        if model_name not in _warned_models:
-            _warned_models.add(model_name)
-            logger.warning(
-                "agentkv: %s names no server of its own (`api_base`, or `agentkv_server` for one "
-                "behind a gateway). Calls go out untouched.",
-                model_name,
-            )
-        return None
-    call = TaggedCall(job, link)
-    link.server.ask(link.transport)
-    call.begin()
-    return call
-
-
-def _link_of(
-    job: Job[Any], model_name: str, call_options: Mapping[str, Any], server_url: str | None
-) -> JobLink | None:
-    """Resolve the server as litellm does; None for a provider's own endpoint."""
-    provider = call_options.get("custom_llm_provider") or _provider(model_name)
-    url = server_url or call_options.get("api_base") or call_options.get("base_url")
-    for variable in () if url else _URL_VARIABLES.get(provider, ()):
-        url = url or litellm.get_secret_str(variable)
-    if not url:
-        return None
-    key = call_options.get("api_key")
-    if key is None and provider in _KEY_VARIABLES:
-        key = litellm.get_secret_str(_KEY_VARIABLES[provider])
-    authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
-    headers = {**authorization, **(call_options.get("extra_headers") or {})}
-    return job.link_to(server_at(str(url)), None, headers)
-
-
-def _as_litellm_options(call: TaggedCall, call_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tags as litellm's options, in addition to the caller's own."""
-    return {
-        "extra_headers": {**call.headers, **(call_options.get("extra_headers") or {})},
-        "extra_body": {**call.fields, **(call_options.get("extra_body") or {})},
-    }
-
-
-def _provider(model_name: str) -> str:
-    """Return the provider prefix of a model name; litellm mostly sends a bare name to OpenAI."""
-    return model_name.partition("/")[0] if "/" in model_name else "openai"
 
 
 class AgentKVModel(LitellmModel):
@@ -172,21 +95,11 @@ class AgentKVModel(LitellmModel):
         self.agentkv_turns = TurnLog()
 
     def _query(self, messages: list[Message], **kwargs: Any) -> Any:
-        """Make one attempt; a retry after an error carries the same turn number."""
-        job, call = self.agentkv_job.current(), None
+        """Make one attempt, over litellm's httpx; a retry after an error has the same number."""
+        with job_made_current(self.agentkv_job.current()):
+            response = super()._query(messages, **kwargs)
         with _loop_goes_on():
-            options = self.config.model_kwargs | kwargs
-            call = tagged_call(job, self.config.model_name, options, self.agentkv_job.server)
-        if call is None:
-            with job_made_current(None):  # an enclosing session must not tag it either
-                response = super()._query(messages, **kwargs)
-        else:
-            with call:
-                tags = _as_litellm_options(call, self.config.model_kwargs | kwargs)
-                response = super()._query(messages, **kwargs | tags)
-            call.complete(response)
-        with _loop_goes_on():
-            self.agentkv_turns.note_reply(read_usage(response))
+            self.agentkv_turns.note_reply(response)
         return response
 
     def _notice_new_conversation(self, messages: list[Message]) -> None:

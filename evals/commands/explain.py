@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentkv.client.transport import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, routing_headers
+from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.visible import visible
 
 _INDENT = " " * 6
@@ -64,6 +64,18 @@ def report(job: Mapping[str, Any]) -> str:
         if turn["miss"] is not None:
             lines += _turn_lines(turn, turn["miss"])
     return "\n".join(map(visible, lines))
+
+
+def _against_stock(savings: Mapping[str, Any]) -> str:
+    """What later turns found in the cache, and what stock vLLM would have found."""
+    prompts = savings.get("compared_tokens")
+    if not prompts:
+        return "not compared with stock yet"
+    hits, stock = (savings[name] / prompts for name in ("compared_hit_tokens", "stock_hit_tokens"))
+    return (
+        f"{hits:.0%} of prompt tokens came from the cache; stock: about {stock:.0%}, "
+        f"{savings['gained_engine_s']:.2f} s of engine time"
+    )
 
 
 def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:

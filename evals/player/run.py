@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from agentkv.client import feedback
+from agentkv.client import delivery
 from agentkv.client.server import forget_servers
 from agentkv.errors import InputError
 from agentkv.policies.names import STOCK_POLICIES, PolicyChoice
@@ -108,7 +108,7 @@ def load_server(
             on_rows = row_facts(name, described, metadata)
             files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
         jobs, notes = asyncio.run(_drive(workload, conversation, server, options, name, files))
-        feedback.flush(_FEEDBACK_S)
+        delivery.flush(_FEEDBACK_S)
         after, record = server.counters(), server.timestamps()
         preemptions = preemptions_between(before, after)
         counters = {"before": before, "after": after, "preemptions": preemptions}

@@ -21,7 +21,7 @@ from typing import Any
 
 from minisweagent.utils.log import add_file_handler
 
-from agentkv.client import feedback
+from agentkv.client import delivery
 from agentkv.client.server import forget_servers
 from agentkv.policies.names import STOCK_POLICIES, server_policy
 from agentkv.server.process import ServerProcess
@@ -238,7 +238,7 @@ def _session(
     add_file_handler(plan.out / LOG_FILE, print_path=False)
     os.environ["OPENAI_API_KEY"] = plan.api_key or "none"  # the configuration is in trajectories
     batch.play(plan.workers)
-    feedback.flush(_FEEDBACK_S)
+    delivery.flush(_FEEDBACK_S)
     if (after := _totals(server)) is not None:
         document["server_stats"] = _sum(document.get("server_stats"), _sum(after, before, -1))
     is_complete = set(document["instance_ids"]) <= set(read_instances(plan.out))

@@ -34,7 +34,7 @@ def _instrument(*, job_id: str | None = None) -> None:
     """Have agentkv follow this process, and with a job's id, perhaps empty, make it that job."""
     try:
         import agentkv
-        from agentkv.client.feedback import flush_at_exit
+        from agentkv.client.delivery import flush_at_exit
 
         agentkv.instrument()
         if job_id is not None:

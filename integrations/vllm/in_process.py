@@ -10,46 +10,50 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import time
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from agentkv.client.job import Job, job_covering
-from agentkv.client.patches import Method, Patch
-from agentkv.client.replies import Usage
-from agentkv.client.server import JobLink, Server
-from agentkv.client.tagged_call import TaggedCall, log_failure
-from agentkv.client.transport import ServerTransport
+from agentkv.client.ledger import Turn
+from agentkv.client.patches import Method, Patch, log_failure
 from agentkv.errors import AgentKVServerError
+from agentkv.tracing import RequestShape, Span
 
 from .api.engine_client import UTILITY_METHOD, ask_engines
 from .server_policy import policy_of
 
+logger = logging.getLogger(__name__)
 
-class Engine(Server):
-    """An engine of this process, as a server that was asked already."""
+
+class Engine:
+    """An engine of this process, and whether it has one of our policies."""
 
     def __init__(self, engine: Any) -> None:
-        super().__init__("a vLLM engine in this process")
         config = getattr(engine, "llm_engine", engine).vllm_config
         self.model = str(config.model_config.model)
-        if policy_of(config) is not None:
-            self.info = {}
-        else:
-            self.missing = (
-                f"{self.root_url} runs a policy of vLLM's own, allowed is one of agentkv's, by "
-                "scheduling_policy= or AGENTKV_POLICY"
-            )
+        self.has_plugin = policy_of(config) is not None
+        self._has_warned = False
         self._engine = weakref.ref(engine)
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that runs the engine, if it is an asynchronous one."""
         self._calls: set[asyncio.Task[None]] = set()
 
-    def call(self, link: JobLink, operation: str, *args: object) -> None:
+    def note_missing(self, on_missing: str) -> None:
+        """Raise, or warn once, as a session wants it where the policy is vLLM's own."""
+        text = (
+            "this engine runs a policy of vLLM's own, allowed is one of agentkv's, by "
+            "scheduling_policy= or AGENTKV_POLICY"
+        )
+        if on_missing == "raise":
+            raise AgentKVServerError(f"{text}; needed because of on_missing_server='raise'")
+        if on_missing == "warn" and not self._has_warned:
+            self._has_warned = True
+            logger.warning("agentkv: %s", text)
+
+    def call(self, note: Callable[[object], None], operation: str, *args: object) -> None:
         """Make a call into the engine: at once, or on the event loop that runs it. Never waits for
         an asynchronous engine."""
         engine = self._engine()
@@ -57,9 +61,9 @@ class Engine(Server):
             return
         try:
             if self.loop is None:
-                link.note_savings(self.root_url, _savings(_ask(engine, operation, args)))
+                note(_ask(engine, operation, args))
             elif not self.loop.is_closed():
-                call = self._call(engine, link, operation, args)
+                call = self._call(engine, note, operation, args)
                 self.loop.call_soon_threadsafe(self._start, call)
         except Exception:
             log_failure("could not reach an engine of this process")
@@ -70,12 +74,12 @@ class Engine(Server):
         task.add_done_callback(self._calls.discard)
 
     async def _call(
-        self, engine: Any, link: JobLink, operation: str, args: Sequence[object]
+        self, engine: Any, note: Callable[[object], None], operation: str, args: Sequence[object]
     ) -> None:
         try:
             # a job has its blocks on one of several engines
             for answer in await ask_engines(engine.engine_core, operation, args):
-                link.note_savings(self.root_url, _savings(answer))
+                note(answer)
         except Exception:
             log_failure("could not reach an engine of this process")
 
@@ -88,65 +92,71 @@ def _ask(engine: Any, operation: str, args: Sequence[object]) -> object:
     return core.engine_core.agentkv_call(operation, list(args))
 
 
-def _savings(answer: object) -> object:
-    return answer.get("savings") if isinstance(answer, dict) else None
+class EngineListener:
+    """A job's way to report its tools and its end to an engine of this process."""
+
+    def __init__(self, job: Job[Any], engine: Engine) -> None:
+        self._job_id = job.job_id
+        self._note = functools.partial(job.ledger.note_answer, "an engine in this process")
+        self._engine = engine
+
+    def tell(self, action: str, body: Mapping[str, object]) -> None:
+        """Call what a job's route does."""
+        more = [] if action == "release" else [dict(body)]
+        self._engine.call(self._note, action, self._job_id, *more)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineJobLink(JobLink):
-    """A job's way to an engine of this process."""
+class EngineCall:
+    """One prompt for an engine of this process, as a turn of a job."""
 
-    def submit(self, method: str, path: str, body: Mapping[str, object] | None = None) -> None:
-        """Call what a job's route stands for: `/jobs/ID/tool` or `/jobs/ID/release`."""
-        assert isinstance(self.server, Engine)
-        _, _, job_id, operation = path.split("/")
-        args = [unquote(job_id)] if operation == "release" else [unquote(job_id), dict(body or {})]
-        self.server.call(self, operation, *args)
-
-
-class EngineCall(TaggedCall):
-    """One prompt for an engine of this process."""
-
-    def __init__(self, job: Job[Any], engine: Any, params: Any) -> None:
-        server = _engine_of(engine)
-        link = job.links.get(server)
-        if link is None:
-            warns = job.on_missing_server == "warn"
-            link = EngineJobLink(server, ServerTransport(), warns, job.ledger.note_savings)
-        super().__init__(job, link)
+    def __init__(self, job: Job[Any], engine: Engine, params: Any) -> None:
+        self.engine = engine
         self.params = params
-        self.server = server
-        self._num_output_tokens = 0
-        self._is_open = True
+        self._job = job
+        self._turn: Turn | None = None
+        self._span: Span | None = None
 
-    def describe(self) -> tuple[str, str | None]:
-        return "text_completion", self.server.model
-
-    def tag(self) -> None:
-        if self.fields:
+    def begin(self) -> None:
+        """Open the turn, and tag the sampling parameters of an engine that reads the tags."""
+        job, engine = self._job, self.engine
+        if not engine.has_plugin:
+            engine.note_missing(job.on_missing_server)
+        self._turn = job.ledger.begin()
+        if job.trace is not None:
+            shape = RequestShape("text_completion", engine.model, "", engine.has_plugin)
+            self._span = job.trace.turn(self._turn.number, shape)
+            if self._span is not None:
+                self._span.leave()
+        if engine.has_plugin:
+            # flags as the numbers that vLLM's own requests have there
+            tags = job.tags(self._turn).as_fields().items()
+            fields = {name: int(v) if isinstance(v, bool) else v for name, v in tags}
             self.params = copy.copy(self.params)
-            self.params.extra_args = self.extra_args(self.params.extra_args)
+            self.params.extra_args = {**(self.params.extra_args or {}), **fields}
+            job.listeners.setdefault(engine, EngineListener(job, engine))
 
     def took(self, output: Any) -> None:
         """Close the turn with a request's last output, unless that says that it was aborted."""
-        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
-        is_delta = getattr(self.params.output_kind, "name", "") == "DELTA"
-        self._num_output_tokens = num_tokens + self._num_output_tokens * is_delta
-        if not output.finished:
-            return
-        if any(completion.finish_reason == "abort" for completion in output.outputs):
-            return
-        self._is_open = False
-        usage = Usage(
-            len(output.prompt_token_ids or ()), output.num_cached_tokens, self._num_output_tokens
-        )
-        self.close(usage, time.monotonic())
+        reasons = {completion.finish_reason for completion in output.outputs}
+        if output.finished and "abort" not in reasons:
+            self._close(None)
 
     def left(self) -> None:
         """Nobody takes another output: without a last one the turn has no answer."""
-        if self._is_open:
-            self._is_open = False
-            self.close_unanswered("aborted")
+        self._close("aborted")
+
+    def _close(self, error: str | None) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        if error is None:
+            self._job.ledger.finish(turn)
+        else:
+            self._job.ledger.fail(turn)
+        if self._span is not None:
+            self._span.end(error)
+        if error is None and self._job.is_over:  # this turn was pinned after the job's release
+            self._job.release()
 
 
 _engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
@@ -164,9 +174,8 @@ def _call_of(job: Job[Any], engine: Any, params: Any) -> EngineCall | None:
     if not hasattr(params, "extra_args") or {"job_id", "session_id"} & {*(params.extra_args or ())}:
         return None
     try:
-        call = EngineCall(job, engine, params)
+        call = EngineCall(job, _engine_of(engine), params)
         call.begin()
-        call.end_sending()  # nothing below it is a request of its own
         return call
     except AgentKVServerError:
         raise
@@ -193,7 +202,7 @@ async def _followed(
     """The outputs of a request, which opens a turn when the first one is asked for."""
     call = _call_of(job, engine, params)
     if call is not None:
-        call.server.loop = asyncio.get_running_loop()
+        call.engine.loop = asyncio.get_running_loop()
     async with aclosing(send(params if call is None else call.params)) as outputs:
         try:
             async for output in outputs:

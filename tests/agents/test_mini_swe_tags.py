@@ -193,28 +193,6 @@ def test_a_gateway_may_hide_the_server(make_server: Any) -> None:
     assert "release" in paths(server)
 
 
-def test_a_model_of_a_hosted_provider_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A call without a URL of the user's is not tagged, not even inside a session."""
-    calls: list[dict[str, Any]] = []
-    jobs: list[Any] = []
-
-    def completion(**kwargs: Any) -> Any:
-        calls.append(kwargs)
-        jobs.append(agentkv.current_job())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("litellm.completion", completion)
-    model = AgentKVModel(model_name="anthropic/some-model")
-    for _ in range(2):
-        with agentkv.session(), pytest.raises(KeyboardInterrupt):
-            model.query([{"role": "user", "content": "go"}])
-    assert set(calls[0]) == {"model", "messages", "tools"}
-    assert jobs == [None, None]
-    assert [record.name for record in caplog.records] == ["agentkv.agents.mini_swe.models"]
-
-
 def test_an_agent_may_drop_its_history(make_server: Any) -> None:
     """In our agent's run a shorter conversation is still the same job."""
 

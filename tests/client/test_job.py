@@ -36,7 +36,7 @@ def test_a_tool_is_reported_when_it_starts_and_when_it_ends(
     assert 0 < run.duration_s < 10
     assert server.turns[1].tags["last_tool"] == COMMAND
     assert server.turns[1].tags["last_tool_s"] == run.duration_s
-    assert (job.summary().tool_calls, job.summary().gap_s) == (1, 0.0)
+    assert job.summary().tool_calls == 1
 
 
 @pytest.mark.asyncio
@@ -117,4 +117,5 @@ def test_an_agent_as_in_the_readme(client: OpenAI) -> None:
         server.wait_for(lambda server: len(server.tool_events) == 2)
     assert commands == ["ls"]
     assert server.turns[1].tags["last_tool"] == "ls"
-    assert "cached tokens  160 (80% of prompt)" in str(job.summary())
+    assert "cached tokens  160" in str(job.summary())
+    assert "80% of their prompts came from the cache" in str(job.summary())

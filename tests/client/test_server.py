@@ -1,7 +1,10 @@
-"""Servers without the plugin, strict, slow, dead or dying: the agent goes on as without agentkv."""
+"""Servers without the plugin, slow, refusing or behind a gateway: the agent goes on as ever."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import itertools
 import logging
 import threading
 import time
@@ -14,10 +17,15 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
-from agentkv.client.transport import CALL_TIMEOUT_S, close_connections
+from agentkv.client.calls import close_connections
+from agentkv.client.context import job_made_current
+from agentkv.protocol import ToolEvent
 from tests.scripted_apis import ScriptedServer
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
+
+# Below the SDK's next major is the next major of its HTTP client, under another name.
+httpx: Any = importlib.import_module("httpx2" if openai.__version__ >= "3" else "httpx")
 
 
 @pytest.fixture
@@ -28,32 +36,31 @@ def plain() -> Iterator[ScriptedServer]:
 
 
 def client_of(server: ScriptedServer, **options: Any) -> OpenAI:
-    options = {"api_key": "key", "max_retries": 0, **options}
-    return OpenAI(base_url=server.base_url, **options)
+    return OpenAI(base_url=server.base_url, **{"api_key": "key", "max_retries": 0, **options})
+
+
+def paths(server: ScriptedServer) -> list[str]:
+    return [request.path.removeprefix("/v1") for request in server.requests]
 
 
 @pytest.mark.parametrize("wanted", ["warn", "ignore"])
-def test_a_server_without_the_plugin_gets_headers_alone_and_one_warning(
+def test_a_server_without_the_plugin_is_asked_once(
     wanted: Any, plain: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once, and no body changes: a strict endpoint answers 400 to unknown fields."""
+    """Behind the first report; nothing but headers and that question reaches it, one warning us."""
     with client_of(plain) as client:
         for _ in range(2):
             with agentkv.session(client, on_missing_server=wanted) as job:
                 job.client.chat.completions.create(**CHAT)
-                with job.tool("ls"):
+                with job.tool("cat secrets"):
                     pass
-                job.client.chat.completions.create(**CHAT)
-    assert [turn.body for turn in plain.turns] == [CHAT] * 4
-    assert [turn.tags["turn"] for turn in plain.turns] == [1, 2] * 2
-    assert job.summary().turns == 2
-    assert agentkv.flush()
-    assert len(plain.requests) == 5  # the four turns and one question
+            assert agentkv.flush(timeout_s=20)
+    assert [turn.body for turn in plain.turns] == [CHAT] * 2
+    assert sorted(paths(plain)) == ["/agentkv/info", *["/chat/completions"] * 2]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == len(caplog.records) == (wanted == "warn")
-    for text in said:
-        assert "Calls go out with their bodies untouched" in text
-        assert plain.root_url in text
+    assert len(said) == (wanted == "warn")
+    assert all("Calls go out as ever" in text and plain.root_url in text for text in said)
+    assert "no agentkv plugin found" in str(job.summary())
 
 
 @pytest.mark.asyncio
@@ -62,122 +69,94 @@ async def test_raise_is_an_error_on_entry_or_with_the_first_call(plain: Scripted
     error = pytest.raises(agentkv.AgentKVServerError, match="no agentkv plugin found at http")
     async with AsyncOpenAI(base_url=plain.base_url, api_key="key") as async_client:
         with client_of(plain) as client:
-            with error, agentkv.session(client, on_missing_server="raise"):
-                pytest.fail("the session was entered")
+            for options in ({"client": client}, {"server": plain.root_url}):
+                with error, agentkv.session(**options, on_missing_server="raise"):
+                    pytest.fail("the session was entered")
             with error:
                 async with agentkv.session(async_client, on_missing_server="raise"):
                     pytest.fail("the session was entered")
             assert agentkv.current_job() is None
             with agentkv.session(on_missing_server="raise"):
                 with error:
+                    httpx.post(f"{plain.base_url}/chat/completions", json=CHAT)
+                # the SDKs make a connection error of any error from below
+                with pytest.raises(openai.APIConnectionError) as caught:
                     client.chat.completions.create(**CHAT)
-                with error:
-                    await async_client.chat.completions.create(**CHAT)
-    assert plain.turns == []
-
-
-def test_raise_asks_a_server_again(plain: ScriptedServer) -> None:
-    """A plugin that came with a restart is found on entry with on_missing_server="raise"."""
-    with client_of(plain) as client:
-        with agentkv.session(client, on_missing_server="ignore") as job:
-            job.client.chat.completions.create(**CHAT)
-        plain.has_plugin = True
-        with agentkv.session(client, on_missing_server="raise"):
-            pass
+                assert isinstance(caught.value.__cause__, agentkv.AgentKVServerError)
+                with pytest.raises(openai.APIConnectionError) as caught:
+                    await async_client.with_options(max_retries=0).chat.completions.create(**CHAT)
+                assert isinstance(caught.value.__cause__, agentkv.AgentKVServerError)
+            assert plain.turns == []
+            plain.has_plugin = True  # it came with a restart
+            with agentkv.session(client, on_missing_server="raise"):
+                pass
 
 
 def test_a_server_is_asked_once_by_many_threads(server: ScriptedServer) -> None:
-    """Sessions, clients and threads of a process share the answer."""
+    """Sessions, clients, keys and threads of a process share the answer."""
+    numbers = itertools.count()
 
     def run() -> None:
-        with client_of(server) as client, agentkv.session(client) as job:
-            job.client.chat.completions.create(**CHAT)
+        with client_of(server, api_key=f"key-{next(numbers)}") as client:
+            with agentkv.session(client) as job:
+                job.client.chat.completions.create(**CHAT)
+            assert agentkv.flush(timeout_s=20)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    paths = [request.path for request in server.requests]
-    assert paths.count("/v1/agentkv/info") == 1
-    assert len({turn.tags["job_id"] for turn in server.turns}) == 8
+    assert paths(server).count("/agentkv/info") == 1
+    assert len(set(server.released)) == 8
 
 
 @pytest.mark.parametrize("version", [2, None, "hello"])
-def test_another_wire_version_gets_no_fields(
+def test_another_wire_version_gets_no_reports(
     version: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning names both versions, and no password; what answers 200 to anything has none."""
     with ScriptedServer(info={"wire_version": version}) as server:
         url = server.base_url.replace("://", "://me:hunter2@")
-        with (
-            OpenAI(base_url=url, api_key="key") as client,
-            agentkv.session(client) as job,
-        ):
+        with OpenAI(base_url=url, api_key="key") as client, agentkv.session(client) as job:
             job.client.chat.completions.create(**CHAT)
-        assert server.turns[0].body == CHAT
+        assert agentkv.flush(timeout_s=20)
+    assert server.released == []
     assert f"wire version {version!r}, this client 1" in caplog.text
     assert "hunter2" not in caplog.text
 
 
-def test_a_slow_server_costs_the_agent_one_short_time_out(caplog: pytest.LogCaptureFixture) -> None:
-    """After the time-out its calls go out with plain bodies, without waiting again."""
-    with (
-        ScriptedServer(info_delay_s=CALL_TIMEOUT_S + 5) as server,
-        client_of(server) as client,
-        agentkv.session(client) as job,
-    ):
+def test_no_request_waits_for_a_slow_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither do tools, the end of the session, or its summary for more than a second."""
+    with ScriptedServer(info_delay_s=60) as server, client_of(server) as client:
         started_at_s = time.monotonic()
-        job.client.chat.completions.create(**CHAT)
-        first_s = time.monotonic() - started_at_s
-        job.client.chat.completions.create(**CHAT)
-        second_s = time.monotonic() - started_at_s - first_s
-        assert [turn.body for turn in server.turns] == [CHAT, CHAT]
-    assert CALL_TIMEOUT_S <= first_s < CALL_TIMEOUT_S + 3
-    assert second_s < CALL_TIMEOUT_S / 2
+        with agentkv.session(client) as job:
+            job.client.chat.completions.create(**CHAT)
+            with job.tool("ls"):
+                pass
+            job.client.chat.completions.create(**CHAT)
+        assert time.monotonic() - started_at_s < 1
+        assert job.summary().turns == 2
+        assert time.monotonic() - started_at_s < 2.5
+        assert agentkv.flush(timeout_s=20)
     assert len(caplog.records) == 1
 
 
 def test_a_refused_question_is_asked_again_with_another_key(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A 401 says nothing about the plugin, so a client with the right key asks again."""
-    with (
-        ScriptedServer(api_key="right") as server,
-        client_of(server) as client,
-        agentkv.session(client) as job,
-    ):
-        with pytest.raises(openai.AuthenticationError):
-            job.client.chat.completions.create(**CHAT)
-        job.client.with_options(api_key="right").chat.completions.create(**CHAT)
-        assert ["job_id" in turn.body for turn in server.turns] == [False, True]
+    """A 401 says nothing about the plugin, so a job with the right key asks again."""
+    with ScriptedServer(api_key="right") as server:
+        for key in ("wrong", "right"):
+            with client_of(server, api_key=key) as client, agentkv.session(client) as job:
+                if key == "right":
+                    job.client.chat.completions.create(**CHAT)
+                else:
+                    with pytest.raises(openai.AuthenticationError):
+                        job.client.chat.completions.create(**CHAT)
+            assert agentkv.flush(timeout_s=20)
+    assert len(server.released) == 1
     assert "401" in caplog.text
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_without_a_free_thread_the_body_goes_out_untouched(
-    is_async: bool,
-    server: ScriptedServer,
-    client: OpenAI,
-    async_client: AsyncOpenAI,
-    no_free_thread: Callable[[], AbstractContextManager[None]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A server that must be asked from a thread is not asked: one warning, and the reply comes."""
-    client.chat.completions.create(**CHAT)  # from here on the connection has the server's thread
-    await async_client.chat.completions.create(**CHAT)
-    with no_free_thread():
-        if is_async:
-            async with agentkv.session(async_client, server=server.root_url) as job:
-                await job.client.chat.completions.create(**CHAT)
-        else:
-            with agentkv.session(client) as job:
-                job.client.chat.completions.create(**CHAT)
-    assert [turn.body for turn in server.turns] == [CHAT] * 3
-    (record,) = caplog.records
-    assert "no free thread to ask it from" in record.getMessage()
-    assert "Calls go out with their bodies untouched" in record.getMessage()
 
 
 def test_a_tool_runs_without_a_free_thread(
@@ -186,12 +165,14 @@ def test_a_tool_runs_without_a_free_thread(
     no_free_thread: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """The events of a tool wait, in order, until a thread can start."""
-    with agentkv.session(client, job_id="a") as job:
+    client.chat.completions.create(**CHAT)  # from here on the connection has the server's thread
+    with no_free_thread(), agentkv.session(client, job_id="a") as job:
         job.client.chat.completions.create(**CHAT)
-        with no_free_thread(), job.tool("ls"):
+        with job.tool("ls"):
             pass
-    server.wait_for(lambda server: server.released == ["a"])
+    assert agentkv.flush(timeout_s=20)
     assert [event["state"] for _, event in server.tool_events] == ["started", "finished"]
+    assert server.released == ["a"]
 
 
 def test_a_server_behind_a_gateway_is_named_by_the_session(server: ScriptedServer) -> None:
@@ -202,14 +183,117 @@ def test_a_server_behind_a_gateway_is_named_by_the_session(server: ScriptedServe
         agentkv.session(client, job_id="a", server=server.root_url) as job,
     ):
         job.client.chat.completions.create(**CHAT)
+    server.wait_for(lambda server: server.released)
     assert gateway.turns[0].tags == {"job_id": "a", "turn": 1}
-    server.wait_for(lambda server: len(server.requests) == 2)
-    paths = [request.path for request in server.requests]
-    assert paths == ["/v1/agentkv/info", "/v1/agentkv/jobs/a/release"]
+    assert paths(gateway) == ["/chat/completions"]
+    assert server.requests[-1].headers["authorization"] == "Bearer key"
+
+
+def test_another_providers_client_keeps_its_key(
+    server: ScriptedServer, client: OpenAI, plain: ScriptedServer
+) -> None:
+    """A session without a client names one server; clients of other servers keep their keys."""
+    with (
+        client_of(plain, api_key="sk-hosted") as judge,
+        agentkv.session(server=server.root_url),
+    ):
+        client.chat.completions.create(**CHAT)
+        judge.chat.completions.create(**CHAT)
+    server.wait_for(lambda server: server.released)
+    assert agentkv.flush(timeout_s=20)
+    assert not any("sk-hosted" in str(request.headers) for request in server.requests)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_key_that_is_made_when_needed_is_used(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK calls for such a key with each request; the reports carry it."""
+
+    async def key() -> str:
+        return "key"
+
+    with ScriptedServer(api_key="key") as server:
+        made = {"base_url": server.base_url, "api_key": key if is_async else lambda: "key"}
+        client: Any = AsyncOpenAI(**made) if is_async else OpenAI(**made)
+        with agentkv.session(client, on_missing_server="raise") as job:
+            reply = job.client.chat.completions.create(**CHAT)
+            if is_async:
+                await reply
+            with job.tool("ls"):
+                pass
+        closed = client.close()
+        if is_async:
+            await closed
+        assert await asyncio.to_thread(agentkv.flush, 20)
+    assert (len(server.tool_events), len(server.released)) == (2, 1)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("keeps_clients", [True, False])
+def test_jobs_that_take_turns_keep_their_own_headers(keeps_clients: bool) -> None:
+    """Tools and releases carry the id and the headers of their job's own client, also when that
+    was closed and dropped."""
+    with ScriptedServer() as server:
+        clients = [
+            client_of(server, api_key=name, default_headers={"X-Gateway": name})
+            for name in ("a", "b")
+        ]
+        sessions = [agentkv.session(job_id=client.api_key) for client in clients]
+        jobs = [session.__enter__() for session in sessions]
+        for _ in range(3):
+            for client, job in zip(clients, jobs, strict=True):
+                with job_made_current(job):
+                    client.chat.completions.create(**CHAT)
+                    with job.tool("ls"):
+                        pass
+        assert agentkv.flush(timeout_s=20)  # or a client is closed while it sends
+        if not keeps_clients:
+            for client in clients:
+                client.close()
+            clients.clear()
+        for session in sessions:
+            session.__exit__(None, None, None)
+        assert agentkv.flush(timeout_s=20)
+    assert sorted(server.released) == ["a", "b"]
+    assert len(server.tool_events) == 12
+    for request in server.requests:
+        job_id = request.headers["x-session-id"]
+        assert request.headers["x-gateway"] == job_id
+        assert request.headers["authorization"] == f"Bearer {job_id}"
+        assert "/jobs/" not in request.path or f"/jobs/{job_id}/" in request.path
+
+
+class Elsewhere(httpx.HTTPTransport):
+    """Sends every request to one server and ignores its URL, as for a socket."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = httpx.URL(url)
+
+    def handle_request(self, request: Any) -> Any:
+        request.url = request.url.copy_with(host=self.url.host, port=self.url.port)
+        return super().handle_request(request)
+
+
+def test_a_transport_of_the_users_own_is_used(server: ScriptedServer) -> None:
+    """The question and the reports go over the transport of the calls."""
+    with (
+        httpx.Client(transport=Elsewhere(server.root_url)) as http_client,
+        OpenAI(
+            base_url="http://nowhere.invalid/v1", api_key="key", http_client=http_client
+        ) as client,
+        agentkv.session(client, on_missing_server="raise") as job,
+    ):
+        job.client.chat.completions.create(**CHAT)
+        with job.tool("ls"):
+            pass
+        server.wait_for(lambda server: len(server.tool_events) == 2)
 
 
 @pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1", "http://[::1"])
-def test_an_odd_proxy_in_the_environment_costs_only_the_fields(
+def test_an_odd_proxy_in_the_environment_costs_only_the_reports(
     proxy: str,
     server: ScriptedServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,16 +301,35 @@ def test_an_odd_proxy_in_the_environment_costs_only_the_fields(
 ) -> None:
     """Connections of our own use the environment; if that is wrong, one warning says so."""
     close_connections()
-    http_client = openai.DefaultHttpxClient(trust_env=False)
-    with (
-        monkeypatch.context() as patch,
-        client_of(server, http_client=http_client) as client,
-        agentkv.session(client, server=server.root_url) as job,
-    ):
+    with monkeypatch.context() as patch:
         patch.setenv("ALL_PROXY", proxy)
-        job.client.chat.completions.create(**CHAT)
-        job.client.chat.completions.create(**CHAT)
-    assert [turn.body for turn in server.turns] == [CHAT, CHAT]
+        with agentkv.session(server=server.root_url) as job, job.tool("ls"):
+            pass
+        assert agentkv.flush(timeout_s=20)
     (record,) = caplog.records
     assert "ALL_PROXY" in record.getMessage()
-    assert "Calls go out with their bodies untouched" in record.getMessage()
+
+
+@pytest.mark.parametrize("job_id", [".", "..", "a/../b", "työ/1?x=#%20 y", "ü ?#%2F"])
+def test_any_job_id_finds_its_routes(server: ScriptedServer, client: OpenAI, job_id: str) -> None:
+    """Every job id reaches its routes, also if it looks like a path."""
+    with agentkv.session(client, job_id=job_id) as job:
+        job.client.chat.completions.create(**CHAT)
+    server.wait_for(lambda server: server.released)
+    agentkv.ServerAPI(server.root_url).release(job_id)
+    assert server.released == [job_id] * 2
+
+
+def test_the_routes_can_be_called_by_hand(server: ScriptedServer, client: OpenAI) -> None:
+    """ServerAPI returns JSON, and raises an error with the reason of the server or the network."""
+    api = agentkv.ServerAPI(server.base_url + "/", api_key="key")
+    assert api.info()["policy"] == "scripted"
+    client.chat.completions.create(**CHAT, extra_headers={"X-AgentKV-Job": "a"})
+    event = ToolEvent("started", command="curl -u me:hunter2 localhost", turn=1)
+    api.send_tool_event("a", event)
+    assert server.tool_events == [("a", event.as_fields())]
+    with pytest.raises(agentkv.AgentKVServerError, match=r"jobs/none/release: HTTP 404 .*unknown"):
+        api.release("none")
+    for url in ("http://127.0.0.1:1", "no url at all"):
+        with pytest.raises(agentkv.AgentKVServerError, match="no answer"):
+            agentkv.ServerAPI(url).info()

@@ -47,7 +47,7 @@ def versions() -> Mapping[str, tuple[str, str]]:
 def _path() -> str:
     """A folder with the package alone: next to it, `agents` has the name of a framework.
 
-    It counts as installed, with its entry points: verl loads those of its own group.
+    It counts as installed.
     """
     folder = Path(tempfile.mkdtemp(prefix="agentkv-alone-"))
     (folder / "agentkv").symlink_to(ROOT / "agentkv")
@@ -56,9 +56,6 @@ def _path() -> str:
     metadata.mkdir()
     name, version = project["name"], project["version"]
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    points = project["entry-points"]["verl.plugins"]
-    lines = ["[verl.plugins]", *(f"{name} = {target}" for name, target in points.items())]
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return str(folder)
 
 

@@ -51,16 +51,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "strands-agents[openai]",
     ),
     "crewai": ("crewai",),
-    "verifiers": ("verifiers",),
 }
 """Environment -> what is installed into it, in addition to agentkv's own dependencies."""
 
 TRAINERS: tuple[str, ...] = (
-    *("verl", "ray", "hydra-core", "omegaconf", "antlr4-python3-runtime==4.9.3", "tensordict"),
-    *("codetiming", "colorful", "msgpack", "orjson", "peft", "pylatexenc", "pyvers", "torchdata"),
-    *("skyrl", "skyrl-gym", "func_timeout", "jaxtyping", "loguru", "wadler-lindig"),
-    *("trl", "openrlhf", "openpipe-art", "polars"),
-    *("areal", "aiofiles", "blinker", "colorlog", "flask", "itsdangerous", "werkzeug"),
+    *("openrlhf", "openpipe-art", "ray", "polars", "peft", "torchdata", "loguru", "jaxtyping"),
 )
 """What their trainers' loops import, without GPU and vLLM. They pin versions of torch that no other
 package here has, so they come without dependencies, next to the packages of this environment."""

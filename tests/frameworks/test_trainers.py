@@ -16,7 +16,7 @@ import pytest
 
 from agentkv.server.demo_model import prepare_demo_model
 from tests.frameworks.program_runs import CaseReader, Program, versions
-from tests.frameworks.scripted_agent import COMMAND, SLOW_ECHO
+from tests.frameworks.scripted_agent import COMMAND
 from tests.scripted_apis import ScriptedReply, ScriptedServer
 
 SHELL = ("shell", COMMAND)
@@ -40,42 +40,8 @@ class Trainer:
 
 
 TRAINERS = [
-    # a turn that was aborted comes back under its number
-    Trainer(
-        "verl",
-        "verl_loop",
-        "alone",
-        {"async": ([1, 2], [SHELL]), "aborted": ([1, 1, 2], [SHELL])},
-    ),
-    # with several engines the durations of tools ride with the next turn; "ray" is in a process
-    # that Ray starts
-    Trainer(
-        "skyrl",
-        "skyrl_loop",
-        "agentkv run",
-        {
-            **dict.fromkeys(("async", "ray"), ([1, 2], [("TwoSteps", None)] * 2)),
-            "engines": ([1, 2], []),
-        },
-    ),
-    Trainer("trl", "trl_loop", "agentkv run", {"async": ([1, 2], [SHELL])}),
     # its steps are the gaps between turns
     Trainer("openrlhf", "openrlhf_loop", "agentkv run", {"async": ([1, 2], [])}, False),
-    Trainer(
-        "verifiers",
-        "verifiers_loop",
-        "agentkv run",
-        dict.fromkeys(("eval", "train"), ([1, 2], [("bash", SLOW_ECHO)])),
-        calls=("bash", SLOW_ECHO),
-    ),
-    # "aborted": each turn is given up once
-    Trainer(
-        "areal",
-        "areal_workflow",
-        "alone",
-        {"async": ([1, 2], [SHELL]), "aborted": ([1, 1, 2, 2], [SHELL])},
-        calls=SHELL,
-    ),
     Trainer("openpipe-art", "art_rollout", "alone", {"async": ([1, 2], [SHELL])}, calls=SHELL),
 ]
 
@@ -134,15 +100,3 @@ def test_a_trajectory_is_a_job_with_its_tools(trainer: Trainer) -> None:
             last = server.turns[-1].tags
             if trainer.are_tools_timed:
                 assert 0.2 <= last["last_tool_s"] < 2, case
-
-
-@pytest.mark.parametrize("trainer", TRAINERS[:2], ids=str)
-def test_an_engine_without_the_plugin_gets_what_the_trainer_sends(trainer: Trainer) -> None:
-    """Nothing is added for an engine of another policy, and nothing is logged."""
-    with (
-        ScriptedServer(model="tiny", has_plugin=False) as server,
-        running(trainer, server) as program,
-    ):
-        assert "FINISHED" in program.answer_to("async"), program.log()[-4000:]
-        assert program.log().count("agentkv:") == 0
-        assert all("extra_args" not in turn.body["sampling_params"] for turn in server.turns)

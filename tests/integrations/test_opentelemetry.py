@@ -25,11 +25,6 @@ from tests.scripted_server import ScriptedServer
 from tests.span_receiver import span_receiver
 
 CHAT: dict[str, Any] = {"model": "m", "messages": []}
-SAVINGS = {
-    **{"compared_tokens": 900, "stock_hit_tokens": 60, "expected_tokens": 700},
-    "recomputed_tokens": {"diverged": 0},
-}
-"""What a server answers to a tool event, of what it has saved for the job."""
 
 
 @pytest.fixture
@@ -80,7 +75,6 @@ def test_a_job_its_turns_and_its_tools_are_spans_of_one_trace(
         job.client.chat.completions.create(**CHAT)
         with job.tool("pytest -q secret_tests"):
             pass
-        job.ledger.note_savings(server.root_url, SAVINGS)
     turn, tool, whole = exporter.get_finished_spans()
     assert [span.name for span in (turn, tool, whole)] == [
         "chat m",
@@ -93,15 +87,13 @@ def test_a_job_its_turns_and_its_tools_are_spans_of_one_trace(
         attributes(turn).items()
         >= {
             "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": "m",
             "gen_ai.conversation.id": "a",
             "server.address": "127.0.0.1",
             "agentkv.turn": 1,
         }.items()
     )
-    assert attributes(turn)["gen_ai.usage.input_tokens"] > 0
-    assert attributes(whole).items() >= {"agentkv.turns": 1, "agentkv.stock_hit_tokens": 60}.items()
+    assert attributes(whole)["agentkv.turns"] == 1
     assert "secret_tests" not in repr([span.to_json() for span in (turn, tool, whole)])
 
 
@@ -112,7 +104,7 @@ def test_the_request_carries_the_trace_of_its_turn(
     with agentkv.session(job_id="a"):
         client.chat.completions.create(**CHAT)
         httpx.post(f"{server.base_url}/chat/completions", json=CHAT).raise_for_status()
-    turns = [named(exporter, "chat m"), named(exporter, "chat")]
+    turns = [span for span in exporter.get_finished_spans() if span.name == "chat m"]
     for request, turn in zip(server.turns, turns, strict=True):
         context = turn.get_span_context()
         sent = f"00-{context.trace_id:032x}-{context.span_id:016x}-"
@@ -122,13 +114,13 @@ def test_the_request_carries_the_trace_of_its_turn(
 def test_a_failed_request_is_a_failed_span(
     exporter: InMemorySpanExporter, server: ScriptedServer, client: OpenAI
 ) -> None:
-    """The exception's name is the type of the error, and the agent gets the exception."""
+    """The HTTP status is the type of the error, and the agent gets the exception."""
     server.fail_next(400)
     with agentkv.session(client) as job, pytest.raises(openai.BadRequestError):
         job.client.chat.completions.create(**CHAT)
     span = named(exporter, "chat m")
     assert not span.status.is_ok
-    assert attributes(span)["error.type"] == "BadRequestError"
+    assert attributes(span)["error.type"] == "400"
 
 
 def test_a_turn_in_a_thread_belongs_to_its_job(
@@ -193,7 +185,7 @@ def test_a_fault_of_the_tracer_breaks_no_call(
             return self  # has no start_span
 
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", Broken())
-    monkeypatch.setattr("agentkv.client.tagged_call._has_logged_failure", False)
+    monkeypatch.setattr("agentkv.client.patches._has_logged_failure", False)
     with caplog.at_level(logging.ERROR), agentkv.session(client) as job:
         job.client.chat.completions.create(**CHAT)
         with job.tool("ls"):

@@ -331,7 +331,7 @@ def test_a_failure_of_ours_is_logged_once(
 ) -> None:
     """Where a run or tool cannot be followed the original runs, and the log says so once."""
     agentkv.uninstrument()
-    monkeypatch.setattr("agentkv.client.tagged_call._has_logged_failure", False)
+    monkeypatch.setattr("agentkv.client.patches._has_logged_failure", False)
     for name, kind in (("run", a_run), ("call_tool", a_tool)):
         wrap = kind(lambda call: call["no such argument"])
         Patch(f"{toy_framework.__name__}:Agent.{name}", wrap).install()
