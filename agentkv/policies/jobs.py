@@ -1,7 +1,6 @@
 """Jobs and their turns as the engine sees them: which are live, what came before, when to forget.
 
-RetentionManager keeps them; policies read them. Knows nothing of blocks, pins or vLLM; times are
-seconds on the caller's monotonic clock.
+RetentionManager keeps them; policies read them. Times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations

@@ -82,7 +82,11 @@ class RetainingScheduler(seam.SchedulerSeam):
         )
         self.admission = self.retention.admission
         self.watchers = Watchers(
-            *(settings, self, self.retention, counters, stream),
+            settings,
+            self,
+            self.retention,
+            counters,
+            stream,
             about={"policy": label_of(settings.policy), **self.bounds()},
             has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )

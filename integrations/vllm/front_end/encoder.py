@@ -2,7 +2,7 @@
 
 A part begins at a special token and is encoded the same in every text (boundaries.py), so the ids
 of a prompt are those of its parts, one after the other. The ids are the tokenizer's own for the
-whole text, always: what cannot be shown to be so is encoded whole. Knows nothing of vLLM.
+whole text, always: what cannot be shown to be so is encoded whole.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PartStore:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPrompt:
     """The ids of a prompt, and what is left to do once they are on their way."""
 
     ids: list[int]
@@ -105,7 +105,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class _Cutting:
+class _CutText:
     """A text, where its parts begin after the first, and their keys."""
 
     text: str
@@ -162,7 +162,7 @@ class PromptEncoder:
         self._try_adversarial_texts()
         self._beginnings = self._learn_beginnings()
 
-    def encode(self, text: str, owner: str, **options: Any) -> Encoded:
+    def encode(self, text: str, owner: str, **options: Any) -> EncodedPrompt:
         """Return the ids that `tokenizer(text, **options)` gives.
 
         `options` are truncation, max_length and add_special_tokens; parts are looked for among
@@ -170,38 +170,38 @@ class PromptEncoder:
         """
         beginning = self._beginnings.get(bool(options.get("add_special_tokens", True)))
         if not self.is_on or beginning is None or len(text) < MIN_TEXT_CHARS:
-            return Encoded(self._whole(text, options)["input_ids"])
+            return EncodedPrompt(self._whole(text, options)["input_ids"])
         cutting = self._cut(text, owner)
         known = self.store.get(cutting.keys)
         if cutting.num_chars(known) < MIN_KNOWN_SHARE * len(text):
             encoding = self._whole(text, options)
             ids: list[int] = encoding["input_ids"]
             self.count("encoded", len(ids))
-            return Encoded(ids, lambda: self._learn_whole(cutting, encoding, len(beginning)))
+            return EncodedPrompt(ids, lambda: self._learn_whole(cutting, encoding, len(beginning)))
         try:
             ids = [*beginning, *self._put_together(cutting, known, options)]
             _refuse_truncated(ids, options)
         except _TruncatedError:
-            return Encoded(self._whole(text, options)["input_ids"])
+            return EncodedPrompt(self._whole(text, options)["input_ids"])
         except MismatchError as error:
             self._switch_off(str(error))
-            return Encoded(self._whole(text, options)["input_ids"])
+            return EncodedPrompt(self._whole(text, options)["input_ids"])
         self._num_uses += 1
         if self._num_uses <= NUM_CHECKED_FIRST or self._chance() * CHECK_ONE_IN < 1:
-            return Encoded(ids, lambda: self._check(text, options, ids))
-        return Encoded(ids)
+            return EncodedPrompt(ids, lambda: self._check(text, options, ids))
+        return EncodedPrompt(ids)
 
-    def _cut(self, text: str, owner: str) -> _Cutting:
+    def _cut(self, text: str, owner: str) -> _CutText:
         cuts = self.boundaries.cuts(text, MIN_PART_CHARS)
         starts = [0, *(cut.at for cut in cuts), len(text)]
         parts = [text[start:end] for start, end in itertools.pairwise(starts)]
-        return _Cutting(text, cuts, self.store.keys_of(owner, parts))
+        return _CutText(text, cuts, self.store.keys_of(owner, parts))
 
     def _whole(self, text: str, options: Mapping[str, Any]) -> Any:
         return self._tokenizer(text, **options)
 
     def _put_together(
-        self, cutting: _Cutting, known: list[bytes | None], options: Mapping[str, Any]
+        self, cutting: _CutText, known: list[bytes | None], options: Mapping[str, Any]
     ) -> list[int]:
         """The ids of all parts; those not known are encoded, each run of them at once."""
         starts, num_known = cutting.starts(), 0
@@ -232,7 +232,7 @@ class PromptEncoder:
         return ids
 
     def _encode_parts(
-        self, cutting: _Cutting, first: int, end: int, options: Mapping[str, Any]
+        self, cutting: _CutText, first: int, end: int, options: Mapping[str, Any]
     ) -> list[bytes]:
         """The ids of the parts from `first` to before `end`, encoded as one text."""
         starts = cutting.starts()
@@ -265,7 +265,7 @@ class PromptEncoder:
         starts.append(len(ids))
         return [ids[start:end].tobytes() for start, end in itertools.pairwise(starts)]
 
-    def _learn_whole(self, cutting: _Cutting, encoding: Any, num_before: int) -> None:
+    def _learn_whole(self, cutting: _CutText, encoding: Any, num_before: int) -> None:
         """Keep the parts of a text that was encoded whole, unless it was truncated."""
         try:
             parts = self._split(encoding, cutting.cuts, num_before)

@@ -171,7 +171,9 @@ class FrontEnd:
         logger.info(
             "agentkv: encodes each token of a conversation once, in at most %d MiB (%d special "
             "tokens to cut at, tried in %.1f s; replies decoded after the prompt's end: %s)",
-            *(self._max_bytes >> 20, len(encoder.boundaries.ids), time.monotonic() - began_s),
+            self._max_bytes >> 20,
+            len(encoder.boundaries.ids),
+            time.monotonic() - began_s,
             "yes" if tails.is_on else "no",
         )
         return encoder

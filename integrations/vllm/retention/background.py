@@ -1,6 +1,6 @@
 """Does what takes milliseconds off the engine's main thread, clients in turn.
 
-DurationService reads and predicts in it, MissWatcher decodes. Knows nothing of what it does.
+DurationService reads and predicts in it, MissWatcher decodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class _Line:
+class _ClientTasks:
     """The tasks of one client that wait, each with what to call if it is dropped."""
 
     soon: deque[tuple[Task, Task]] = field(default_factory=deque)
@@ -50,7 +50,7 @@ class BackgroundWorker:
         thread, when it has something for the main thread."""
         self.wake = wake
         self._guard = guard
-        self._lines: OrderedDict[str | None, _Line] = OrderedDict()
+        self._lines: OrderedDict[str | None, _ClientTasks] = OrderedDict()
         """Of clients with a task, the one whose turn is next first."""
         self._num_waiting = 0
         self._is_busy = False
@@ -86,7 +86,7 @@ class BackgroundWorker:
             return
         dropped = _nothing
         with self._changed:
-            line = self._lines.setdefault(client, _Line())
+            line = self._lines.setdefault(client, _ClientTasks())
             (line.later if can_wait else line.soon).append((task, or_else))
             self._num_waiting += 1
             if self._num_waiting > MAX_WAITING_TASKS:

@@ -1,7 +1,6 @@
 """All jobs that the engine remembers, and the engine as its policy may look at it.
 
-Kept by RetentionManager. Knows nothing of pins, policies' rules or vLLM; times are seconds on the
-caller's monotonic clock.
+Kept by RetentionManager; times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations

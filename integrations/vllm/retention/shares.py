@@ -219,8 +219,7 @@ class ClientShares:
         return self._share_blocks - self._held[client]
 
     def surplus_pins(self, pins: Iterable[Pin[Any]], client: str) -> Sequence[Pin[Any]]:
-        """Of `pins`, in order, those that bring the other clients that were above their share when
-        last measured down to it."""
+        """Return pins of the clients above their share, just enough to bring each down to it."""
         surplus = {name: -self.num_spare_blocks(name) for name in self._above if name != client}
         found = []
         for pin in pins:

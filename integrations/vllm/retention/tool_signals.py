@@ -1,9 +1,9 @@
 """Between two turns of a job: what is known of its tools, and what that means for its pin.
 
 In order of precedence: what the client reports, the command read from the reply, the policy's TTL
-for an unknown tool. Called by RetentionManager on the engine's main thread; knows nothing of
-blocks. A command is kept until the job's next turn, to learn how long it took; events have its key
-alone, unless `show_commands` is set.
+for an unknown tool. Called by RetentionManager on the engine's main thread. A command is kept until
+the job's next turn, to learn how long it took; events have its key alone, unless `show_commands` is
+set.
 """
 
 from __future__ import annotations

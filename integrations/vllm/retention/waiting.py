@@ -1,6 +1,6 @@
 """Requests that wait for their first blocks: who is overtaken too often, and who waits too long.
 
-AdmissionController reports to these and asks them. Knows nothing of blocks, policies or vLLM.
+AdmissionController reports to these and asks them.
 """
 
 from __future__ import annotations

@@ -100,10 +100,13 @@ WORKLOADS = st.lists(
 def test_without_a_job_id_every_step_is_exactly_stocks(
     workload: list[tuple[int, int, int]], num_blocks: int, is_async: bool
 ) -> None:
-    """Same requests, same steps, same preemptions as the stock class, under pressure too."""
+    """Same requests, same steps, same preemptions as the stock class, under pressure too.
+
+    Without inference: a prompt that repeats another with its reply is a job's turn.
+    """
     histories = [
         play(Engine(num_blocks=num_blocks, is_async=is_async, **kind), workload)
-        for kind in ({}, {"scheduler_class": STOCK[is_async]})
+        for kind in ({"infer_jobs": False}, {"scheduler_class": STOCK[is_async]})
     ]
     assert histories[0] == histories[1]
 
