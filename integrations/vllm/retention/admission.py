@@ -97,6 +97,15 @@ class AdmissionController:
             elif client in self._refused:
                 self._hold_back(turn, BEHIND_ONE_HELD_BACK)
 
+    def takes_place(self, turn: Turn) -> None:
+        """A first turn stands in its parent's place from now on: nothing holds it back."""
+        if turn.admitted_s is None:
+            self._aged_out_newcomers.pop(turn.request_id, None)
+            if turn.held_back is not None:
+                turn.held_back = None
+                self._discount.left()
+        self._host.rank_changed(None)
+
     def admitted(self, request_id: str, turn: Turn | None, hit_tokens: int) -> None:
         """A request has its blocks, of which `hit_tokens` were in the cache; `turn` is None for one
         without a job."""
@@ -223,6 +232,7 @@ class AdmissionController:
         """Hold back the new jobs of a turn's client that came after it. O(turns)."""
         for other in self._jobs.turns.values():
             is_later = other.is_first and not other.job.has_run and other.order > turn.order
+            is_later = is_later and other.job.lender is None
             if is_later and other.job.client == turn.job.client:
                 self._hold_back(other, reason)
 
@@ -324,7 +334,7 @@ class AdmissionController:
             return True
         if not turn.is_first:
             return self._may_return(turn)
-        if turn.job.has_run or not self._policy.has_admission_control:
+        if turn.job.has_run or turn.job.lender or not self._policy.has_admission_control:
             return True
         pool = self._host.pool
         newcomer = self._demand(turn.job, self._blocks_of(turn.num_prompt_tokens))

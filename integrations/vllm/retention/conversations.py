@@ -143,12 +143,16 @@ class SimilarRequests:
     @property
     def next_turn(self) -> Prediction | None:
         """When one goes on, or is over, by MIN_GAPS gaps or more."""
-        if len(self.gaps) < MIN_GAPS:
-            return None
-        gaps = self.gaps
-        seen = AnyDistribution(lambda seconds: 1.0 - gaps.share_at_most(seconds), gaps.quantile_s)
-        explanation = f"{len(gaps)} turns of jobs that start alike."
-        return prediction("uncertain", seen, fast_ttl_s=0.0, source="gaps", explanation=explanation)
+        return next_turn_by(self.gaps, "turns of jobs that start alike")
+
+
+def next_turn_by(gaps: DurationWindow, what: str) -> Prediction | None:
+    """When a conversation goes on, or is over, by MIN_GAPS gaps or more: those of `what`."""
+    if len(gaps) < MIN_GAPS:
+        return None
+    seen = AnyDistribution(lambda seconds: 1.0 - gaps.share_at_most(seconds), gaps.quantile_s)
+    explanation = f"{len(gaps)} {what}."
+    return prediction("uncertain", seen, fast_ttl_s=0.0, source="gaps", explanation=explanation)
 
 
 @dataclass(slots=True, eq=False)

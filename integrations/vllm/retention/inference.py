@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
+from agentkv.durations.windows import DurationWindow
 from agentkv.events import Inferred
 from agentkv.policies.continuum import tool_name
-from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job, Prompt
+from agentkv.policies.jobs import START_TOKENS, Context, Decision, Job, Prompt, Turn
 from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
 from .background import BackgroundWorker
-from .conversations import OpenTurn, OpenTurns, SimilarRequests
+from .conversations import (
+    GAPS_KEPT,
+    MIN_GAPS,
+    OpenTurn,
+    OpenTurns,
+    SimilarRequests,
+    next_turn_by,
+)
 from .jobs import JobTable
 from .predictor import Decode, Reply
 
@@ -38,6 +49,21 @@ GRACE_S = 10.0
 over 9 in 10 of recorded coding agents' tools, and 4% of people (arXiv 2402.01869, table 1)."""
 SILENCE_S = 60.0
 """Seconds without a next turn that end a job whose tool calls cannot be read."""
+OVER_S = 3_600.0
+"""The silence of a job that is over: longer than anything is held for."""
+AGENT_TOOL = re.compile(
+    r"(^|[_.])(task|agents?)$|sub_?agent|spawn|delegate|hand_?off", re.IGNORECASE
+)
+"""Name of a tool that starts an agent: `Task`, `dispatch_agent`, `delegate_to_coworker`."""
+MAX_LOOKED_AT, MAX_PARENTS = 16, 4
+"""Jobs of a client, the last active first, among which a new one's parent is looked for, and those
+of them that may be it."""
+MAX_SEARCHES = 64
+"""New jobs whose parents are looked for at a time."""
+READING_S = 0.05
+"""Seconds after which it is looked again whether a reply has been read."""
+USUAL_SHARE = 0.9
+"""A silence is longer than usual if it is longer than this share of the client's silences."""
 
 
 def inferred_id(request_id: str, client: str = "") -> JobKey:
@@ -223,3 +249,127 @@ class JobInference:
     def forget(self, job: Job) -> None:
         """A job is over, or no longer inferred."""
         self.turns.remove(job.job_id)
+
+
+class Silences:
+    """How long the jobs of each client are silent after a reply in which no call can be read.
+
+    Counts jobs that their clients name. One that has not gone on after GRACE_S counts as over, with
+    OVER_S.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_client: OrderedDict[str, DurationWindow] = OrderedDict()
+        self._open: OrderedDict[str, Job] = OrderedDict()
+        """Jobs that are silent, in the order in which they fell silent."""
+
+    def began(self, job: Job) -> Prediction | None:
+        """A turn of the job has ended; returns when it goes on, None while too little is known."""
+        self._open[job.job_id] = job
+        self._open.move_to_end(job.job_id)
+        self._count_overdue()
+        known = self._by_client.get(job.client)
+        return None if known is None else next_turn_by(known, "silences of the client's jobs")
+
+    def ended(self, job: Job) -> None:
+        """A turn of the job has arrived."""
+        self._count_overdue()
+        if self._open.pop(job.job_id, None) is job:
+            self._count(job, self._clock() - (job.finished_s or 0.0))
+
+    def _count_overdue(self) -> None:
+        """Count those that have lasted for GRACE_S. O(1) if there are none."""
+        since_s = self._clock() - GRACE_S
+        while self._open and (next(iter(self._open.values())).finished_s or 0.0) < since_s:
+            _, job = self._open.popitem(last=False)
+            self._count(job, OVER_S)
+
+    def _count(self, job: Job, seconds: float) -> None:
+        began_s = job.finished_s or 0.0
+        has_sub_agent = any(other.last_activity_s > began_s for other in job.borrowers.values())
+        if job.is_released or has_sub_agent or runs_tool(job):
+            return
+        known = self._by_client.get(job.client)
+        if known is None:
+            known = self._by_client[job.client] = DurationWindow(GAPS_KEPT)
+            if len(self._by_client) > MAX_KINDS:
+                self._by_client.popitem(last=False)
+        known.observe(seconds)
+
+    def usual_s(self, client: str) -> float:
+        """What USUAL_SHARE of those that ended did not outlast; infinite while few are known."""
+        known = self._by_client.get(client)
+        if known is None or len(known) < MIN_GAPS:
+            return math.inf
+        return known.quantile_s(USUAL_SHARE * known.share_at_most(GRACE_S))
+
+
+class ParentInference:
+    """Finds the job that waits for a new one whose client names no parent.
+
+    A parent of the same client has ended a turn less than GRACE_S before, and is silent until its
+    sub-agent ends. So is a job whose tool runs: its reply must have called a tool that starts an
+    agent, or, where no call can be read in it, its silence must outlast the usual ones.
+    """
+
+    def __init__(self, jobs: JobTable, silences: Silences, clock: Callable[[], float]) -> None:
+        self._jobs = jobs
+        self._silences = silences
+        self._clock = clock
+        self._searches: dict[str, tuple[Turn, list[tuple[Job, int]]]] = {}
+        """By request: a first turn, and the jobs that may wait for it, each with its turns."""
+        self.next_s = math.inf
+        """When `found` may find one."""
+
+    def turn_arrived(self, turn: Turn) -> None:
+        """A turn that opens its job begins a search."""
+        job, now_s = turn.job, self._clock()
+        latest = itertools.islice(self._jobs.latest(job.client), MAX_LOOKED_AT)
+        silent = [other for other in latest if other is not job and _is_silent(other, now_s)]
+        if silent:
+            parents = [(other, other.num_turns) for other in silent[:MAX_PARENTS]]
+            self._searches[turn.request_id] = turn, parents
+            self.next_s = now_s
+            if len(self._searches) > MAX_SEARCHES:
+                del self._searches[next(iter(self._searches))]
+
+    def found(self) -> Iterator[tuple[Turn, Job]]:
+        """First turns whose parents are known now, with these. O(MAX_SEARCHES)."""
+        now_s = self._clock()
+        self.next_s = math.inf
+        for request_id, (turn, parents) in list(self._searches.items()):
+            parents[:] = [each for each in parents if self._is_still_silent(*each)]
+            times_s = [(self._overdue_s(job), job) for job, _ in parents]
+            due_s, parent = min(times_s, default=(math.inf, None), key=lambda each: each[0])
+            is_over = self._jobs.get(turn.job.job_id) is not turn.job
+            if not parents or is_over or turn.job.lender is not None:
+                del self._searches[request_id]
+            elif parent is not None and due_s <= now_s:
+                del self._searches[request_id]
+                yield turn, parent
+            else:
+                self.next_s = min(self.next_s, due_s)
+
+    def _is_still_silent(self, job: Job, num_turns: int) -> bool:
+        is_kept = self._jobs.get(job.job_id) is job and not (job.live or job.is_released)
+        return is_kept and job.num_turns == num_turns
+
+    def _overdue_s(self, job: Job) -> float:
+        """From when on a silent job waits for a sub-agent; infinite if it waits for a tool."""
+        finished_s = job.finished_s or 0.0
+        if job.awaited is not None:
+            return self._clock() + READING_S
+        if runs_tool(job):
+            return finished_s if AGENT_TOOL.search(job.tool or "") else math.inf
+        return finished_s + self._silences.usual_s(job.client)
+
+
+def runs_tool(job: Job) -> bool:
+    """True if a call was read in its last reply."""
+    return job.decision is not None and job.decision.command is not None
+
+
+def _is_silent(job: Job, now_s: float) -> bool:
+    """True if the job has ended a turn lately and has none in the engine."""
+    return not job.live and job.finished_s is not None and now_s - job.finished_s <= GRACE_S

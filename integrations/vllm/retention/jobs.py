@@ -99,11 +99,24 @@ class JobTable:
             return None
         if job is not None and (job.lender is not None or job.has_run):
             return job.lender
+        return self._free_lender(parent)
+
+    def _free_lender(self, parent: Job) -> Job | None:
         lender = parent.lender or parent
         for job_id, other in list(lender.borrowers.items()):
             if not other.live and not self._is_pinned(job_id):
                 del lender.borrowers[job_id]
         return lender if len(lender.borrowers) < MAX_SUB_AGENTS else None
+
+    def lend(self, parent: Job, job: Job) -> bool:
+        """Put a job that has not run yet in the place of its parent's; False if that has lent it
+        to as many as it may."""
+        lender = self._free_lender(parent)
+        if lender is None:
+            return False
+        job.lender, job.order, job.parent_job_id = lender, lender.order, parent.job_id
+        lender.borrowers[job.job_id] = job
+        return True
 
     def remove(self, job: Job) -> None:
         self._jobs.pop(job.job_id, None)

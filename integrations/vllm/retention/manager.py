@@ -31,11 +31,14 @@ from .admission import AdmissionController
 from .background import BackgroundWorker
 from .conversations import Conversations
 from .costs import RestoreCostModel
-from .inference import JobInference
+from .inference import JobInference, ParentInference, Silences
 from .jobs import JobTable, RetainedEngine
 from .pins import PinManager
 from .predictor import DurationService, Reply
 from .tool_signals import PinDecisions
+
+MAX_DEPTH = 8
+"""Ancestors of a sub-agent whose KV is held while it runs."""
 
 
 class RetentionManager:
@@ -70,6 +73,8 @@ class RetentionManager:
         self.predictor = DurationService(settings, worker, clock, predicts=predicts)
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
         self.inference = JobInference(settings, worker, clock, pool.block_tokens, self.jobs, stream)
+        self.silences = Silences(clock)
+        self.parents = ParentInference(self.jobs, self.silences, clock)
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
         )
@@ -170,11 +175,21 @@ class RetentionManager:
         if not turn.is_side_request:
             self.decisions.turn_arrived(job, tags, now_s, is_new=is_new)
         self.admission.turn_arrived(turn)
+        if self.predictor.predicts and not turn.is_side_request:
+            self._find_parent(turn)
         self.jobs.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
+        if job.parent_job_id is not None:
+            self._hold_for_parents(job)
         if self.jobs.may_forget(now_s):  # not before: the job may be the one that is idle
             self.forget_idle_jobs()
         return turn
+
+    def _find_parent(self, turn: Turn) -> None:
+        if not turn.is_first:
+            self.silences.ended(turn.job)
+        elif self.policy.has_admission_control:
+            self.parents.turn_arrived(turn)
 
     # It has blocks, at first or again, or loses them
 
@@ -275,6 +290,8 @@ class RetentionManager:
         self.admission.kv_changed(job)
         if not job.live:
             self._only_turn_ended(turn, reply if is_finished_turn else None)
+        if job.parent_job_id is not None:
+            self._hold_for_parents(job)
 
     def _finish(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job = turn.job
@@ -287,6 +304,8 @@ class RetentionManager:
                 job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
+            elif self.predictor.predicts and turn.may_be_held:
+                job.next_turn = self.silences.began(job)
         num_output, turn.ended_s = len(context.token_ids) - context.num_prompt_tokens, now_s
         self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
 
@@ -348,6 +367,15 @@ class RetentionManager:
         if not self.worker.is_started:
             self.do_what_is_due()
 
+    def _hold_for_parents(self, job: Job) -> None:
+        """A sub-agent goes on: those that wait for it are held as if their turns ended now."""
+        for _ in range(MAX_DEPTH):
+            parent = self.jobs.get(job.parent_job_id or "")
+            if parent is None or parent.live or not self.policy.has_admission_control:
+                return
+            self.decisions.sub_agent_goes_on(parent)
+            job = parent
+
     # What runs between two turns, and when a pin ends
 
     def apply_predictions(self) -> None:
@@ -373,6 +401,11 @@ class RetentionManager:
         """Apply predictions, end pins and jobs, save. O(1) if nothing is due."""
         self.apply_predictions()
         now_s = self._clock()
+        if now_s >= self.parents.next_s:
+            for turn, parent in self.parents.found():
+                if self.jobs.lend(parent, turn.job):
+                    self.admission.takes_place(turn)
+                    self._hold_for_parents(turn.job)
         self.expire_due_pins(now_s)
         for job in self.inference.pop_ended(now_s):
             if self.jobs.get(job.job_id) is job:

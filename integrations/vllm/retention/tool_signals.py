@@ -163,7 +163,7 @@ class PinDecisions:
             if has_no_call and not job.goes_on_without_call:
                 self._hold_from_now(job, NO_TOOL_TTL_S, "the reply calls no tool")
             else:
-                prediction = job.next_turn if has_no_call else answer.prediction
+                prediction = answer.prediction if answer.command else job.next_turn
                 self._decide(job, answer.command, prediction, told_by=answer.told_by)
                 job.blocking = answer.blocking
         return without_tool
@@ -213,6 +213,13 @@ class PinDecisions:
         if was_running and not job.has_had_grace:
             job.has_had_grace = True
             self._hold_from_now(job, NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
+
+    def sub_agent_goes_on(self, job: Job) -> None:
+        """A job's sub-agent has a turn, or ends one: its KV is worth as much as at first."""
+        pin = self._pins.table.get(job.job_id)
+        ttl = self._policy.undecided_ttl(self._costs.cost(job.usable_tokens))
+        if pin is not None and pin.expires_s < self._clock() + ttl.seconds:
+            self._hold_from_now(job, ttl.seconds, "a sub-agent of the job goes on")
 
     def _hold_from_now(self, job: Job, seconds: float, reason: str) -> None:
         pin = self._pins.table.get(job.job_id)

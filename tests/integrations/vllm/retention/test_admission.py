@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentkv.integrations.vllm.retention.inference import GRACE_S
 from agentkv.integrations.vllm.retention.waiting import (
     DISCOUNT_PRIOR,
     IdleKVDiscount,
@@ -229,6 +230,88 @@ def test_only_a_job_that_has_run_lets_its_sub_agents_in(jobs: list[str]) -> None
         engine.step()
     engine.step()
     assert set(engine.waiting()) == set(waiting)
+
+
+GOES_ON, ASKS_AN_AGENT, RUNS_TESTS = "Let me see.", "```bash\ntask\n```", "```bash\npytest\n```"
+
+
+def silent_parent(engine: Engine, reply: str, num_turns: int, **tags: Any) -> None:
+    """A job whose turns follow each other after a second, and that is silent after `reply`."""
+    history = prompt_of(64, salt=70)
+    for _ in range(num_turns):
+        history = [*engine.turn(history, job_id="parent", reply=GOES_ON, **tags), 7]
+        engine.wait(1.0)
+    engine.turn(history, job_id="parent", reply=reply, **tags)
+
+
+@pytest.mark.parametrize(
+    ("reply", "num_turns", "wait_s", "is_let_in"),
+    [
+        (ASKS_AN_AGENT, 0, 0.0, True),
+        (RUNS_TESTS, 0, 5.0, False),
+        (GOES_ON, 9, 0.5, False),
+        (GOES_ON, 9, 1.2, True),
+        (GOES_ON, 2, 5.0, False),
+    ],
+    ids=["agent tool", "other tool", "usual silence", "longer silence", "silences unknown"],
+)
+def test_a_new_job_takes_the_place_of_a_silent_one_that_waits_for_it(
+    reply: str, num_turns: int, wait_s: float, *, is_let_in: bool
+) -> None:
+    """No request names a parent: the one that has asked for an agent is it, or, where no call is
+    read, one that is silent for longer than nine of ten of its client's silences."""
+    engine = Engine(
+        policy="agentkv",
+        num_blocks=136,
+        max_num_batched_tokens=2048,
+        prefill_reload_s=[0.0, 0.005, 0.0],
+    )
+    silent_parent(engine, reply, num_turns)
+    engine.add(prompt_of(16 * 50, salt=50), max_tokens=900, job_id="busy")
+    engine.step()
+    child = engine.add(BIG, job_id="child")
+    engine.step()
+    engine.clock.now_s += wait_s
+    engine.steps(2)
+    jobs = engine.retention.jobs
+    assert (child in engine.running()) is is_let_in
+    assert (jobs.get("child").order == jobs.get("parent").order) is is_let_in
+
+
+@pytest.mark.parametrize(
+    ("comes_back", "num_jobs", "is_held"),
+    [(True, 9, True), (False, 9, False), (False, 7, True)],
+    ids=["after a second", "never", "too few jobs seen"],
+)
+def test_a_hold_follows_from_the_silences_of_its_client(
+    num_jobs: int, *, comes_back: bool, is_held: bool
+) -> None:
+    """Where no call can be read in replies, jobs that never went on say that the next will not."""
+    engine = Engine(policy="agentkv", num_blocks=400, prefill_reload_s=[0.0, 0.001, 0.0])
+    for salt in range(num_jobs):
+        history = engine.turn(prompt_of(64, salt=salt), job_id=f"job-{salt}", reply=GOES_ON)
+        if comes_back:
+            engine.wait(1.0)
+            engine.turn([*history, 7], job_id=f"job-{salt}", is_last_step=True)
+    engine.wait(GRACE_S + 1.0)
+    engine.turn(prompt_of(64, salt=90), job_id="next", reply=GOES_ON)
+    engine.wait(0.0)
+    assert ("next" in engine.pinned) is is_held
+
+
+def test_a_parent_is_held_for_as_long_again_when_its_sub_agent_goes_on() -> None:
+    """It comes back once that is over, which each turn of the sub-agent brings nearer."""
+    engine = Engine(policy="agentkv", num_blocks=400, prefill_reload_s=[0.0, 0.001, 0.0])
+    engine.turn(prompt_of(64, salt=1), job_id="parent", reply=GOES_ON)
+    pin = engine.retention.pins.get("parent")
+    hold_s = pin.expires_s - pin.pinned_s
+    for salt in range(3):
+        engine.wait(0.9 * hold_s)
+        engine.turn(prompt_of(64, salt=9 + salt), job_id=f"sub-{salt}", parent_job_id="parent")
+        assert pin.expires_s == pytest.approx(engine.clock() + hold_s, rel=0.2)
+    engine.wait(1.5 * hold_s)
+    assert engine.pin_ends["expired"] >= 1
+    assert "parent" not in engine.pinned
 
 
 def test_with_several_groups_of_blocks_a_pin_yields_whole() -> None:
