@@ -39,8 +39,7 @@ COMMANDS = {
         "bench,vllm",
         "play a server's own log under stock vLLM, too",
     ),
-    "record": ("evals.commands.record", "", "show what a server noted of each job"),
-    "trace": ("evals.commands.trace", "", "say what your own logs are like, or convert them"),
+    "record": ("evals.commands.record", "", "show a server's jobs, or what agents' logs hold"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench and simulate"),
     "swebench": (

@@ -65,7 +65,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     """
     add, count = parser.add_argument_group("workload").add_argument, whole_number(1)
     add("--workload", metavar="NAME", help=f"one of {', '.join(WORKLOADS)} (default reference)")
-    trace = "a log or a folder of logs (agentkv trace --help names the kinds); implies trace"
+    trace = "a log, or a folder of logs, of agents or of a server; implies the workload trace"
     add("--trace", metavar="FILE", help=trace)
     add("--jobs", type=count, metavar="N", help="how many jobs")
     add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")

@@ -1,8 +1,9 @@
-"""`agentkv explain`: why turns of a job missed the cache, and what to do about it.
+"""`agentkv explain`: a job's story: which turns missed the cache, why, and what to do about it.
 
-Asks a running server, behind a router that of the job, for one job, or with --worst N for the jobs
-that computed the most tokens a second time. For each turn that missed: what it was expected to
-find, what it found, and the reason. A job is known for a while after its end.
+Asks a running server (behind a router the one of the job) for one job, or with --worst N for the
+jobs that computed the most tokens a second time; a job is known for a while after its end. LOG, a
+file or folder of Claude Code, Codex, mini-swe-agent, OTLP or our own lines, is read without a
+server: what each turn could have hit, and what broke. Example: agentkv explain run.jsonl
 """
 
 from __future__ import annotations
@@ -11,22 +12,35 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
+from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, routing_headers
 from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.visible import visible
 
+from ..event_log import jobs_of, read_record
+from ..traces.formats import read_turns
+from ..traces.story import explained_jobs
+from ..traces.turns import jobs_among
+from .record import is_log_of_agents
+
+MAX_WORST = 10
 _INDENT = " " * 6
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: shown; 1: the server knows no such job. Raises InputError for bad usage."""
+    """0: shown; 1: no such job, or prompts of a log broke. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
+    if options.worst is not None and options.worst > MAX_WORST:
+        raise InputError(f"--worst: got {options.worst}, allowed are 1 to {MAX_WORST}")
+    if options.job is not None and Path(options.job).exists():
+        return _explain_log(options)
     if (options.job is None) == (options.worst is None):
-        raise InputError("give either a JOB or --worst N")
+        raise InputError("give either a JOB, or a LOG, or --worst N")
     by = {"api_key": options.api_key, "headers": routing_headers(options.job)}
     server = ServerAPI(options.url, **by, timeout_s=COMMAND_TIMEOUT_S)
     try:
@@ -44,16 +58,44 @@ def main(argv: Sequence[str]) -> int:
     return DONE
 
 
+def _explain_log(options: argparse.Namespace) -> int:
+    """Show the jobs of a log that could not find all of their context, the worst first."""
+    source = options.job
+    if is_log_of_agents(source):
+        jobs = list(explained_jobs(jobs_among(read_turns(Path(source)))))
+    else:
+        jobs = [_explained(job) for job in jobs_of(read_record(source))]
+    broken = sorted(filter(_num_lost, jobs), key=_num_lost, reverse=True)
+    shown = broken[: options.worst or MAX_WORST]
+    if options.json:
+        print(json.dumps({"source": source, "num_jobs": len(jobs), "jobs": shown}))
+    else:
+        found = f"{len(broken)} of {len(jobs)} jobs computed tokens twice"
+        print("\n\n".join([*map(report, shown), found]))
+    return FAILED if broken else DONE
+
+
+def _explained(job: JobView) -> dict[str, Any]:
+    """A job of a server's own log, as the server answers."""
+    return {"job_id": job.label, "tokens": job.tokens.as_dict(), "turns": job.rows()}
+
+
+def _num_lost(job: Mapping[str, Any]) -> int:
+    return sum(job["tokens"]["recomputed_tokens"].values())
+
+
 def report(job: Mapping[str, Any]) -> str:
-    """One job as text: its sums, then each turn that missed."""
+    """One job as text: its sums, then each turn that missed. Of a log without hits, what could have
+    been found."""
     tokens = job["tokens"]
     lost = {reason: count for reason, count in tokens["recomputed_tokens"].items() if count}
     found, prompts = tokens["later_hit_tokens"], tokens["later_prompt_tokens"]
     rate = f"{found / prompts:.0%} of their prompts" if prompts else "none yet"
     engine = f" (engine {job['engine']})" if "engine" in job else ""
+    said = "could be found" if job.get("has_no_hits") else "found"
     lines = [
         f"job {job['job_id']}{engine}",
-        f"  found in the cache by later turns: {rate}, {found:,} of {prompts:,} tokens",
+        f"  {said} in the cache by later turns: {rate}, {found:,} of {prompts:,} tokens",
         "  computed twice: " + (", ".join(f"{n:,} {name}" for name, n in lost.items()) or "none"),
     ]
     if job.get("is_id_shared"):
@@ -86,14 +128,16 @@ def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:
             f"{_INDENT}{name}: {json.dumps(miss['text_before'] + miss[field], ensure_ascii=False)}"
             for name, field in (("was", "text_was"), ("now", "text_now"))
         ]
-    return [*lines, f"{_INDENT}-> {miss['advice']}"]
+    if "advice" in miss:  # a log of somebody else's may lack it
+        lines.append(f"{_INDENT}-> {miss['advice']}")
+    return lines
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("explain", __doc__)
     add = parser.add_argument
-    add("job", nargs="?", metavar="JOB", help="the job's id")
-    worst_help = "the N jobs, at most 10, that computed the most tokens a second time"
+    add("job", nargs="?", metavar="JOB|LOG", help="the job's id, or a log")
+    worst_help = f"the N jobs, at most {MAX_WORST}, that computed the most tokens a second time"
     add("--worst", type=whole_number(1), metavar="N", help=worst_help)
     add("--url", type=url, default="http://127.0.0.1:8000", help="the server (default %(default)s)")
     add("--api-key", help="sent as a bearer token")

@@ -1,9 +1,10 @@
-"""`agentkv record`: what a server with the plugin noted of each job, as a table.
+"""`agentkv record`: the table of a server's jobs, of a run's, or of what a log of agents holds.
 
-SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that
-folder), or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its turns, how
-much of each prompt was still in the cache, what eviction cost in the queue, and what became of its
-pins.
+SOURCE is the URL of a server with the plugin, its scheduler_timestamps.jsonl (or that folder), the
+folder of a run, or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its
+turns, how much of each prompt was still in the cache, what eviction cost in the queue, and what
+became of its pins. Of other agents' logs, a file or a folder: turns, tokens, tools and broken
+prompts. Example: agentkv record ~/.claude/projects
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from agentkv.command_line import DONE, add_json, command_parser, seconds, whole_number
+from agentkv.command_line import (
+    DONE,
+    add_json,
+    command_parser,
+    seconds,
+    whole_number,
+)
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
 
 from ..event_log import DEFAULT_AFTER_S, job_row, jobs_of, passed_over, read_record, totals
 from ..tables import cell, text_table
+from ..traces.formats import first_object, is_event_log, read_files
+from ..traces.story import describe
+from ..traces.story import summary as summary_of_agents
 
 _MAX_LABEL_CHARS = 24
 _COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted")
@@ -36,6 +47,13 @@ LEGEND = (
 def main(argv: Sequence[str]) -> int:
     """0: read and shown. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
+    if is_log_of_agents(options.source):
+        found = describe(read_files(Path(options.source)))
+        if not options.json:
+            print(visible(summary_of_agents(found), keep="\n"))
+        else:
+            print(json.dumps({"source": options.source, **found}))
+        return DONE
     near = options.job[0] if options.job else None
     record = read_record(options.source, api_key=options.api_key, near=near)
     all_jobs = jobs_of(record)
@@ -46,9 +64,16 @@ def main(argv: Sequence[str]) -> int:
     total = {**totals(jobs), "passed_over": passed_over(all_jobs, options.after)}
     if not options.json:
         print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
-    if options.json:
+    else:
         print(json.dumps({"source": record.source, "totals": total, "jobs": rows}))
     return DONE
+
+
+def is_log_of_agents(source: str) -> bool:
+    """True for a file or folder with anything but the event log of a server."""
+    path = Path(source)
+    is_named = "://" not in source and path.exists()
+    return is_named and not is_event_log(path) and (path.is_dir() or bool(first_object(path)))
 
 
 def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobView]:

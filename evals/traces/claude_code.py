@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import TokenCounter, command_of, seconds_of, text_of
+from .text import command_of, estimated_tokens, seconds_of, text_of
 from .turns import TracedTurn, with_kept
 
 
@@ -39,9 +39,7 @@ def is_claude_code(row: Mapping[str, Any]) -> bool:
     return "sessionId" in row and row.get("type") in {"user", "assistant", "system", "summary"}
 
 
-def read_claude_code(
-    name: str, rows: Sequence[Mapping[str, Any]], count: TokenCounter
-) -> Iterator[TracedTurn]:
+def read_claude_code(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """Turns of a session and of its sub-agents, which are jobs whose parent it is."""
     threads = defaultdict(list)
     for row in rows:
@@ -49,8 +47,8 @@ def read_claude_code(
             threads[_thread_of(row)].append(row)
     for (session, agent), lines in threads.items():
         job_id, parent = (session, None) if agent is None else (f"{session}/{agent}", session)
-        calls = _calls(lines, count)
-        turns = [_turn(job_id, parent, number, call, count) for number, call in enumerate(calls)]
+        calls = _calls(lines)
+        turns = [_turn(job_id, parent, number, call) for number, call in enumerate(calls)]
         yield from with_kept(turns, [call.cached_tokens for call in calls])
 
 
@@ -61,7 +59,7 @@ def _thread_of(row: Mapping[str, Any]) -> tuple[str, str | None]:
     return str(row.get("sessionId")), "sidechain" if is_old_sidechain else agent
 
 
-def _calls(rows: Sequence[Mapping[str, Any]], count: TokenCounter) -> list[_Call]:
+def _calls(rows: Sequence[Mapping[str, Any]]) -> list[_Call]:
     calls: dict[str, _Call] = {}
     asked_s, seen_tokens = None, 0
     for row in sorted(rows, key=lambda row: str(row["timestamp"])):
@@ -71,7 +69,7 @@ def _calls(rows: Sequence[Mapping[str, Any]], count: TokenCounter) -> list[_Call
                 for call in calls.values():
                     if result.get("tool_use_id") in call.tool_ids:
                         call.tools_end_s = max(call.tools_end_s, at_s)
-            seen_tokens += count(text_of(message.get("content")))
+            seen_tokens += estimated_tokens(text_of(message.get("content")))
             asked_s = at_s
             continue
         if "usage" not in message or message.get("model") == "<synthetic>":
@@ -84,7 +82,7 @@ def _calls(rows: Sequence[Mapping[str, Any]], count: TokenCounter) -> list[_Call
         for tool in _blocks(message, "tool_use"):
             call.commands.append(command_of(tool.get("name"), tool.get("input")))
             call.tool_ids.add(str(tool.get("id")))
-        seen_tokens += count(text_of(message.get("content")))
+        seen_tokens += estimated_tokens(text_of(message.get("content")))
     return list(calls.values())
 
 
@@ -94,9 +92,7 @@ def _blocks(message: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     return [block for block in blocks if isinstance(block, dict) and block.get("type") == kind]
 
 
-def _turn(
-    job_id: str, parent: str | None, number: int, call: _Call, count: TokenCounter
-) -> TracedTurn:
+def _turn(job_id: str, parent: str | None, number: int, call: _Call) -> TracedTurn:
     usage = call.usage
     parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     prompt_tokens = sum(usage.get(part) or 0 for part in parts)
@@ -105,11 +101,11 @@ def _turn(
         job_id=job_id,
         turn=number,
         prompt_tokens=prompt_tokens or call.prompt_text_tokens,
-        output_tokens=usage.get("output_tokens") or count(call.text),
+        output_tokens=usage.get("output_tokens") or estimated_tokens(call.text),
         command="\n".join(call.commands) or None,
         tool_s=max(0.0, call.tools_end_s - call.ended_s) if ran else None,
         parent_job_id=parent,
         sent_s=call.sent_s,
         ended_s=max(call.ended_s, call.sent_s),
-        counted="usage" if prompt_tokens else count.kind,
+        counted="usage" if prompt_tokens else "estimate",
     )

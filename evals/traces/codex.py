@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import TokenCounter, command_of, seconds_of
+from .text import command_of, seconds_of
 from .turns import TracedTurn, with_kept
 
 _KINDS = {"session_meta", "response_item", "event_msg", "turn_context", "compacted"}
@@ -34,9 +34,7 @@ def is_codex(row: Mapping[str, Any]) -> bool:
     return row.get("type") in _KINDS and isinstance(row.get("payload"), dict)
 
 
-def read_codex(
-    name: str, rows: Sequence[Mapping[str, Any]], count: TokenCounter
-) -> Iterator[TracedTurn]:
+def read_codex(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """Turns of a rollout; one that another thread spawned has that as its parent."""
     meta: Mapping[str, Any]
     meta = next((row["payload"] for row in rows if row.get("type") == "session_meta"), {})

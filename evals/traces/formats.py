@@ -20,7 +20,6 @@ from agentkv.errors import InputError, reason_of
 from ..event_log import holds_event_log
 from . import claude_code, codex, mini_swe_agent, spans
 from .own import TURN_FIELDS, read_event_log, read_own_turns
-from .text import TokenCounter
 from .turns import TracedTurn, jobs_among
 
 SUFFIXES = (".json", ".jsonl")
@@ -36,7 +35,7 @@ class Format:
 
     name: str
     matches: Callable[[_Row], bool]
-    read: Callable[[str, Sequence[_Row], TokenCounter], Iterator[TracedTurn]]
+    read: Callable[[str, Sequence[_Row]], Iterator[TracedTurn]]
 
 
 FORMATS = (
@@ -63,26 +62,25 @@ class TracedFile:
     turns: Sequence[TracedTurn]
 
 
-def read_turns(path: Path, count: TokenCounter | None = None) -> list[TracedTurn]:
+def read_turns(path: Path) -> list[TracedTurn]:
     """All turns of a log or of a folder of logs.
 
     Raises InputError for one that cannot be read, whose kind is unknown, or that has no turn.
     """
-    return [turn for file in read_files(path, count) for turn in file.turns]
+    return [turn for file in read_files(path) for turn in file.turns]
 
 
-def read_files(path: Path, count: TokenCounter | None = None) -> list[TracedFile]:
+def read_files(path: Path) -> list[TracedFile]:
     """The logs at a path, each with its turns; errors as of `read_turns`."""
-    count = count or TokenCounter()
     if not path.is_dir():
-        return [_read_file(path, count)]
+        return [_read_file(path)]
     if holds_event_log(path):
         return [TracedFile(path, EVENT_LOG, read_event_log(path))]
     files, passed_over = [], {}
     for inner in sorted(path.rglob("*")):
         if inner.is_file() and inner.name.removesuffix(".gz").endswith(SUFFIXES):
             try:
-                files.append(_read_file(inner, count))
+                files.append(_read_file(inner))
             except InputError as error:
                 passed_over[inner] = str(error).removeprefix(f"{inner}: ")
     if not files:
@@ -147,7 +145,7 @@ def _is_event_log_row(row: _Row) -> bool:
     return "event" in row or ("jobs" in row and "requests" not in row)
 
 
-def _read_file(path: Path, count: TokenCounter) -> TracedFile:
+def _read_file(path: Path) -> TracedFile:
     first = first_object(path)
     if _is_event_log_row(first):
         return TracedFile(path, EVENT_LOG, read_event_log(path))
@@ -165,7 +163,7 @@ def _read_file(path: Path, count: TokenCounter) -> TracedFile:
             f"needs {TURN_FIELDS}"
         )
     try:
-        turns = list(kind.read(path.name.split(".")[0], rows, count))
+        turns = list(kind.read(path.name.split(".")[0], rows))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path}: a {kind.name} that does not fit: {what}") from error

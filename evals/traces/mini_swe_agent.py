@@ -11,7 +11,7 @@ from typing import Any
 
 from agentkv import parse_tool_calls
 
-from .text import TokenCounter, seconds_of, text_of
+from .text import estimated_tokens, seconds_of, text_of
 from .turns import TracedTurn
 
 
@@ -20,15 +20,13 @@ def is_mini_swe_agent(row: Mapping[str, Any]) -> bool:
     return str(row.get("trajectory_format", "")).startswith("mini-swe-agent")
 
 
-def read_mini_swe_agent(
-    name: str, rows: Sequence[Mapping[str, Any]], count: TokenCounter
-) -> Iterator[TracedTurn]:
+def read_mini_swe_agent(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """Usage and times are in `extra` of each reply and observation."""
     for row in rows:
         job_id = str(row.get("instance_id") or name)
         seen_tokens, turns = 0, list[TracedTurn]()
         for message, after in pairwise([*(row.get("messages") or ()), {}]):
-            tokens = count(text_of(message.get("content")))
+            tokens = estimated_tokens(text_of(message.get("content")))
             if message.get("role") != "assistant":
                 seen_tokens += tokens
                 continue
@@ -46,7 +44,7 @@ def read_mini_swe_agent(
                     output_tokens=usage.get("completion_tokens") or tokens,
                     command=command,
                     tool_s=max(0.0, (ended_s or 0.0) - (began_s or 0.0)) if is_timed else None,
-                    counted="usage" if usage.get("prompt_tokens") else count.kind,
+                    counted="usage" if usage.get("prompt_tokens") else "estimate",
                 )
             )
             seen_tokens += tokens

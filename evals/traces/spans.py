@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import TokenCounter, command_of
+from .text import command_of
 from .turns import TracedTurn, with_kept
 
 _CALLS = {"chat", "text_completion", "generate_content"}
@@ -47,9 +47,7 @@ def is_otlp(row: Mapping[str, Any]) -> bool:
     return isinstance(row.get("resourceSpans"), list)
 
 
-def read_otlp(
-    name: str, rows: Sequence[Mapping[str, Any]], count: TokenCounter
-) -> Iterator[TracedTurn]:
+def read_otlp(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """A job is an agent's invocation, else a conversation, else a trace; an invocation within
     another is its sub-agent."""
     spans = [span for row in rows for span in _spans(row)]

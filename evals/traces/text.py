@@ -1,49 +1,22 @@
-"""What readers of logs share: time stamps, the text of contents, commands, counts of tokens."""
+"""What readers of logs share: time stamps, the text of contents, commands, estimates of tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from agentkv import parse_tool_calls
 from agentkv.errors import InputError
 
-from .turns import Counted
-
 CHARS_PER_TOKEN = 4.0
-"""Characters a token, where a log has neither usage nor a tokenizer is named: chosen."""
+"""Characters a token, where a log has no usage: chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounter:
-    """Counts the tokens of a text."""
-
-    kind: Counted = "estimate"
-    encode_length: Callable[[str], int] | None = None
-
-    def __call__(self, text: str) -> int:
-        if self.encode_length is not None:
-            return self.encode_length(text)
-        return round(len(text) / CHARS_PER_TOKEN)
-
-    @classmethod
-    def of(cls, path: str | None) -> TokenCounter:
-        """A counter by a `tokenizer.json`, or an estimate without one.
-
-        Raises InputError for a file that is none.
-        """
-        if path is None:
-            return cls()
-        from tokenizers import Tokenizer  # only where a tokenizer is named
-
-        try:
-            tokenizer = Tokenizer.from_file(path)
-        except Exception as error:  # the library raises Exception itself
-            raise InputError(f"--tokenizer {path}: no tokenizer.json: {error}") from error
-        return cls("tokenizer", lambda text: len(tokenizer.encode(text).ids))
+def estimated_tokens(text: str) -> int:
+    """Tokens of a text whose log has no usage."""
+    return round(len(text) / CHARS_PER_TOKEN)
 
 
 def seconds_of(stamp: object) -> float:

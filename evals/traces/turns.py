@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..workload.plans import JobPlan, JobRole, Prefix, TurnPlan
 
-Counted = Literal["usage", "tokenizer", "estimate"]
-"""Where token counts are from: the server's usage, a tokenizer, or the length of the text."""
+Counted = Literal["usage", "estimate"]
+"""Where token counts are from: the server's usage, or the length of the text."""
 
 
 class TracedTurn(BaseModel):

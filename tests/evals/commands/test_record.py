@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from agentkv.cli import main as agentkv
 from tests.evals.event_log.rows import TWO_TURNS, write_record
+from tests.evals.trace_rows import write_lines
 
 
 @pytest.fixture
@@ -43,3 +45,21 @@ def test_a_torn_record_is_shown(source: str, capsys: pytest.CaptureFixture[str])
     path.write_text(path.read_text()[:-9], encoding="utf-8")
     assert agentkv(["record", source]) == 0
     assert "the last line is incomplete" in capsys.readouterr().err
+
+
+def test_a_log_of_agents_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs, tools by their keys, quantiles, and how many prompts kept little of what was before."""
+    common = {"output_tokens": 50, "command": "pytest -q tests", "tool_s": 2.0}
+    prompts = [("a", 0, 100, None), ("a", 1, 180, None), ("a", 2, 300, 120), ("b", 0, 90, None)]
+    lines = [
+        {"job_id": job, "turn": turn, "prompt_tokens": tokens, "kept_tokens": kept, **common}
+        for job, turn, tokens, kept in prompts
+    ]
+    path = str(write_lines(tmp_path / "own.jsonl", lines))
+    assert agentkv(["record", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["jobs"], found["turns"], found["tools"]) == (2, 4, {"pytest tests": 4})
+    assert found["quantiles"]["tool_s"] == [2.0] * 4
+    assert (found["later_turns"], found["broken_turns"]) == (2, 1)
+    assert agentkv(["record", path]) == 0
+    assert "1 of 2 later prompts do not go on from the context" in capsys.readouterr().out
