@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -50,10 +49,9 @@ def add_json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON document alone")
 
 
-def print_document(document: object, *, is_asked_for: bool) -> None:
-    """Print a JSON document as the last line; on a terminal only if it was asked for."""
-    if is_asked_for or not getattr(sys.stdout, "beneath", sys.stdout).isatty():
-        print(json.dumps(document), flush=True)
+def print_result(document: object, text: str, *, is_json: bool) -> None:
+    """Print what a command found: one JSON document with `--json`, else the text for people."""
+    print(json.dumps(document) if is_json else text, flush=True)
 
 
 def whole_number(least: int) -> Callable[[str], int]:

@@ -1,9 +1,12 @@
 """`agentkv replay`: what a server's own log would have been under stock vLLM.
 
 SOURCE is the server's URL, the scheduler_timestamps.jsonl of its --run-output-dir (or that folder),
-or the folder of a run of `agentkv bench` or `compare`. The log's jobs are played twice on vLLM's
+or the folder of a run of `agentkv bench`. The log's jobs are played twice on vLLM's
 scheduler with a virtual clock, as `agentkv simulate` does: under stock, and under the server's
 policy. The speed of the engine is fitted to the log's own turns.
+
+    agentkv replay http://127.0.0.1:8000
+    agentkv replay run-output --policy continuum
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from agentkv.command_line import DONE, add_json, command_parser, print_document, whole_number
+from agentkv.command_line import DONE, add_json, command_parser, print_result, whole_number
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_policy
@@ -42,9 +45,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     record = read_record(options.source, api_key=options.api_key)
     document = replay(record, options)
-    if not options.json:
-        print(sentences(document))
-    print_document(document, is_asked_for=options.json)
+    print_result(document, sentences(document), is_json=options.json)
     return DONE
 
 

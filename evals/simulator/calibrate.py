@@ -24,7 +24,15 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
-from agentkv.command_line import BAD_USAGE, DONE, FAILED, command_parser, url, whole_number
+from agentkv.command_line import (
+    BAD_USAGE,
+    DONE,
+    FAILED,
+    add_json,
+    command_parser,
+    url,
+    whole_number,
+)
 from agentkv.errors import AgentKVError, RunError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS
@@ -60,7 +68,7 @@ Probe = tuple[int, int, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the profile is written; 1: it is measured and printed alone; 2: nothing was measured."""
+    """0: the profile is written; 1: it is printed alone; 2: nothing was measured."""
     options = _parser().parse_args(argv)
     out = Path(options.out)
     report = partial(print, file=sys.stderr, flush=True)
@@ -85,11 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "the times do not lie on a line: if the machine was busy with something else, try "
             "again, or with more --rounds"
         )
-    print(json.dumps(profile.model_dump(mode="json")), flush=True)
+    document = json.dumps(profile.model_dump(mode="json"))
+    if options.json:
+        print(document, flush=True)
     try:
         out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        report(f"agentkv simulate calibrate: {out} cannot be written: {error}")
+        report(f"agentkv simulate calibrate: {out} cannot be written: {error}\n{document}")
         return FAILED
     report(f"written to {out}")
     return DONE
@@ -404,4 +414,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", default=4, help=rounds, **count)
     add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
     add("--force", action="store_true", help="overwrite the file")
+    add_json(parser)
     return parser

@@ -1,7 +1,6 @@
 """`agentkv simulate`: the same jobs under each policy, on vLLM's scheduler with a virtual clock.
 
-The last line on standard output is one JSON document. With `--out`, each policy gets a folder with
-the files that `agentkv bench` writes, too.
+With `--out`, each policy gets a folder with the files that `agentkv bench` writes, too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentkv.command_line import (
     add_json,
     command_parser,
     positive,
-    print_document,
+    print_result,
     whole_number,
 )
 from agentkv.errors import InputError, RunError
@@ -124,10 +123,8 @@ def main(argv: Sequence[str]) -> int:
     if reason is not None:
         print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
     document = plan.document(runs, reason)
-    if not options.json:
-        print(_table(document["policies"]))
-        print(_sentence(runs, document["policies"]))
-    print_document(document, is_asked_for=options.json)
+    text = f"{_table(document['policies'])}\n{_sentence(runs, document['policies'])}"
+    print_result(document, text, is_json=options.json)
     is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if is_done else FAILED
 
@@ -324,7 +321,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "simulate",
         "Compare policies on vLLM's real scheduler with a virtual clock: no server, no GPU.\n"
-        "`agentkv simulate calibrate --help`: fit the times to a running server.",
+        "`agentkv simulate calibrate --help`: fit the times to a running server.\n\n"
+        "    agentkv simulate --gpu h100\n"
+        "    agentkv simulate --gpu h100 --jps 2 --jobs 10 --policy fcfs --policy agentkv",
         epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
     )
     add_machine_options(parser)

@@ -1,7 +1,6 @@
 """`agentkv swebench run | eval | report | demo`: flags, exit status, and what is printed.
 
-Every subcommand prints one JSON document as its last line on standard output. Exit status: 0 done,
-1 done in part or failed, 2 bad usage. Called by `agentkv.cli`.
+Exit status: 0 done, 1 done in part or failed, 2 bad usage. Called by `agentkv.cli`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentkv.command_line import (
     FAILED,
     add_json,
     command_parser,
-    print_document,
+    print_result,
     url,
     whole_number,
 )
@@ -78,9 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AgentKVError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return FAILED if isinstance(error, (HarnessError, OSError)) else BAD_USAGE
-    if text and not getattr(options, "json", True):
-        print(text)
-    print_document(document, is_asked_for=getattr(options, "json", True))
+    print_result(document, text, is_json=options.json)
     return int(status)
 
 
@@ -133,7 +130,7 @@ def _eval(options: argparse.Namespace) -> Outcome:
     own eval scripts in bubblewrap and has the harness grade the logs: for the suite of six, and
     labelled as such in every report.
     """
-    from .grading import evaluate
+    from .grading import STATUSES, evaluate
 
     document = evaluate(
         options.run_dir,
@@ -143,7 +140,8 @@ def _eval(options: argparse.Namespace) -> Outcome:
         time_limit_s=options.time_limit_s,
         is_redone=options.redo,
     )
-    return DONE, document, ""
+    counts = ", ".join(f"{document[status]} {status}" for status in STATUSES)
+    return DONE, document, f"{document['instances']} instances: {counts}\nin {document['run']}"
 
 
 def _report(options: argparse.Namespace) -> Outcome:
@@ -200,7 +198,12 @@ def _result_text(document: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "An agent on SWE-bench, its patches graded by the official harness."
+    about = (
+        "An agent on SWE-bench, its patches graded by the official harness.\n\n"
+        "    agentkv swebench demo --model scripted:gold    # six small instances, no model\n"
+        "    agentkv swebench run --instances verified --slice 0:50 --model MODEL --text\n"
+        "    agentkv swebench eval RUN && agentkv swebench report RUN"
+    )
     parser = command_parser("swebench", about)
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     as_it_is = argparse.RawDescriptionHelpFormatter
@@ -255,6 +258,7 @@ def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
     what = "seconds for the tests of one instance; default: %(default)s"
     add("--time-limit-s", type=_COUNT, default=TIME_LIMIT_S, help=what)
     add("--redo", action="store_true", help="grade again what has a verdict")
+    add_json(parser)
 
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:

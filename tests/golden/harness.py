@@ -46,10 +46,10 @@ def run_command(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
 
 
 def document_of(*arguments: str, status: int = 0, stdin: str = "") -> Any:
-    """Run a command that must end with `status`; returns the JSON on its last line of output."""
-    found, out, errors = run_command(*arguments, stdin=stdin)
+    """Run a command with --json, which must end with `status`; returns its document."""
+    found, out, errors = run_command(*arguments, "--json", stdin=stdin)
     assert found == status, f"{arguments}: status {found}\n{out}\n{errors}"
-    return json.loads(out.splitlines()[-1])
+    return json.loads(out)
 
 
 def masked(value: Any, volatile: str = "(?!)") -> Any:

@@ -35,7 +35,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     for tier in ("", "+offload"):
         out = tmp_path_factory.mktemp(f"simulated{tier}")
         flags = [flag for policy in POLICIES for flag in ("--policy", policy + tier)]
-        flags += ["--record", "--json", "--out", str(out)]
+        flags += ["--record", "--out", str(out)]
         document = document_of("simulate", *MACHINE, *JOBS, *flags)
         summaries = document.pop("policies")
         found[f"document{tier}"] = masked(document, "commit|versions")

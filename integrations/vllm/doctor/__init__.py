@@ -39,7 +39,11 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("doctor", "Check what is installed here, and a running server.")
+    parser = command_parser(
+        "doctor",
+        "Check what is installed here, or a running server.\n\n"
+        "    agentkv doctor --url http://127.0.0.1:8000",
+    )
     parser.add_argument("--url", type=url, help="address of a server, or of a router, to check")
     parser.add_argument("--api-key", help="the server's API key, if it asks for one")
     add_json(parser)

@@ -71,9 +71,9 @@ def test_a_server_is_measured_and_simulated(
     """A measured profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
     flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
-    flags += ["--rounds", "2"]
+    flags += ["--rounds", "2", "--json"]
     assert main(flags) == 0
-    profile = json.loads(capsys.readouterr().out.splitlines()[-1])
+    profile = json.loads(capsys.readouterr().out)
     assert profile == json.loads(out.read_text())
     assert profile["block_tokens"] == 32
     assert profile["step"]["fixed_s"] > 0.0

@@ -26,8 +26,8 @@ STOCK = ["--policy", "fcfs"]
 
 
 def policies(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What the document on the last line says of each policy."""
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])["policies"]
+    """What the document says of each policy."""
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)["policies"]
     return found
 
 
@@ -37,9 +37,10 @@ def test_jobs_of_several_clients_are_reported_by_client(
     """The document, the table and the rows have each client's jobs."""
     flags = [*SMALL, "--policy", "agentkv", "--clients", "alice=2,bob=1", "--out", str(tmp_path)]
     assert main(flags) == 0
-    table, *_, line = capsys.readouterr().out.splitlines()
+    table, *_ = capsys.readouterr().out.splitlines()
     assert table.endswith("alice mean s  bob mean s")
-    clients = json.loads(line)["policies"]["agentkv"]["clients"]
+    assert main([*flags, "--force", "--json"]) == 0
+    clients = policies(capsys)["agentkv"]["clients"]
     assert list(clients) == ["alice", "bob"]
     assert sum(client["completed"] for client in clients.values()) == 6
     [run] = read_runs([tmp_path])
@@ -69,6 +70,7 @@ def test_a_faster_tier_or_an_infinite_pool_makes_jobs_faster(
 def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A policy's folder has its run and, with --record, its event log; --force overwrites them."""
     flags = [*SMALL, *STOCK, "--policy", "continuum:released", "--out", str(tmp_path), "--record"]
+    flags += ["--json"]
     assert main(flags) == 0
     runs = {run.policy: run for run in read_runs([tmp_path])}
     found = policies(capsys)
@@ -109,9 +111,9 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
         ("rollouts", "--concurrency", "step s", "step_mean_s"),
     ):
         assert main([*flags, "--workload", workload, load, "4"]) == 0
-        table, *_, line = capsys.readouterr().out.splitlines()
-        assert title in table
-        assert json.loads(line)["policies"]["fcfs"][key] > 0.0
+        assert title in capsys.readouterr().out.splitlines()[0]
+        assert main([*flags, "--workload", workload, load, "4", "--json"]) == 0
+        assert policies(capsys)["fcfs"][key] > 0.0
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,12 @@ def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
 
 def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs at once are more than the pool holds; the default policies are compared in words."""
-    assert main(["--gpu", "h100", "--blocks", "2000", "--max-turns", "4"]) == 0
+    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "4"]
+    assert main(flags) == 0
+    *table, sentence = capsys.readouterr().out.splitlines()
+    assert main([*flags, "--json"]) == 0
     captured = capsys.readouterr()
-    *table, sentence, document = captured.out.splitlines()
-    found = json.loads(document)
+    found = json.loads(captured.out)
     num_at_once, policies = found["workload"]["concurrency"], found["policies"]
     assert f"no load given: {num_at_once} jobs at once" in captured.err
     assert list(policies) == ["fcfs", "agentkv"]
@@ -177,15 +181,16 @@ def test_no_policy_is_faster_than_itself(capsys: pytest.CaptureFixture[str]) -> 
     """Where the first policy is the best, the sentence says so."""
     flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--policy", "agentkv"]
     assert main(flags) == 0
-    sentence, _ = capsys.readouterr().out.splitlines()[-2:]
+    sentence = capsys.readouterr().out.splitlines()[-1]
     assert sentence.startswith("No other policy does the mean job faster than agentkv: ")
 
 
 def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """The load that is found raises the number of jobs only where no flag says how many."""
-    assert main(["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--jobs", "3"]) == 0
+    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--jobs", "3", "--json"]
+    assert main(flags) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out.splitlines()[-1])["policies"]["fcfs"]["jobs"] == 3
+    assert json.loads(captured.out)["policies"]["fcfs"]["jobs"] == 3
     assert "3 jobs in all" in captured.err
 
 
@@ -197,9 +202,9 @@ def test_a_folder_of_logs_gets_a_load_that_fills_the_pool(
     turn = {"job_id": "j", "output_tokens": 4, "command": "ls", "tool_s": 1.0}
     turns = [turn | {"turn": number, "prompt_tokens": 40 + 8 * number} for number in range(2)]
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(turn)}\n" for turn in turns))
-    assert main(["--gpu", "h100", "--blocks", "300", "--trace", str(tmp_path)]) == 0
+    assert main(["--gpu", "h100", "--blocks", "300", "--trace", str(tmp_path), "--json"]) == 0
     captured = capsys.readouterr()
-    document = json.loads(captured.out.splitlines()[-1])
+    document = json.loads(captured.out)
     assert document["workload"]["jobs"] == 3 * document["workload"]["concurrency"] > DEFAULT_JOBS
     assert captured.err.count("passed over: empty.jsonl (is empty)") == 1
 

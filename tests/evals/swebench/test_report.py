@@ -164,5 +164,4 @@ def test_reports_are_written_where_they_are_asked_for(
     (folder,) = tmp_path.glob("swebench-report-*")
     printed = capsys.readouterr().out
     assert printed.startswith("# SWE-bench")
-    files = json.loads(printed.splitlines()[-1])["files"]
-    assert files["markdown"] == f"{folder.name}/report.md"
+    assert (folder / "report.md").is_file()

@@ -188,17 +188,16 @@ def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> N
         run(replace(plan, instances=[odd]))
 
 
-def test_the_command_names_bad_usage_and_prints_one_document_last(
+def test_the_command_names_bad_usage_and_says_how_agents_ended(
     plan: RunPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another policy than the server's leaves nothing behind; the text is before the document."""
+    """Another policy than the server's leaves nothing behind; what is printed is for people."""
     arguments = ["--base-url", str(plan.base_url), "--out", str(plan.out), "--slice", ":1"]
     assert command.main(["run", *arguments, "--policy", "continuum"]) == 2
     assert "the server runs 'scripted'" in capsys.readouterr().err
     assert not (plan.out / "run.json").exists()
     assert command.main(["run", *arguments]) == 0
-    *text, last = capsys.readouterr().out.splitlines()
-    assert json.loads(last)["exit_statuses"] == {"Submitted": 1}
+    text = capsys.readouterr().out.splitlines()
     assert text == ["1 of 1 instances over: 1 Submitted", f"in {plan.out}"]
 
 
@@ -222,7 +221,7 @@ def test_only_what_the_run_added_counts(earlier: Any, added: Any) -> None:
 
 def in_process(base_url: str, out: Path, *more: str) -> list[str]:
     program = [sys.executable, "-m", "agentkv.cli", "swebench", "run", "--base-url", base_url]
-    return [*program, "--out", str(out), *SLOWLY, *more]
+    return [*program, "--out", str(out), "--json", *SLOWLY, *more]
 
 
 def begun(base_url: str, out: Path) -> subprocess.Popen[str]:
@@ -258,7 +257,7 @@ def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) ->
     arguments = in_process(server.base_url, out, "--resume")
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["over"] == len(rows(out)) == 3
+    assert json.loads(done.stdout)["over"] == len(rows(out)) == 3
     assert rows(out)[: len(kept)] == kept
     assert {row["exit_status"] for row in rows(out)} == {"Submitted"}
     assert patches(out) == dict(list(GOLD.items())[:3])
@@ -281,7 +280,7 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path, cause: signal.Signals 
     if cause == "server gone":
         printed, said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, said
-    document = json.loads(printed.splitlines()[-1])
+    document = json.loads(printed)
     reason = server.base_url.removesuffix("/v1") if cause == "server gone" else "interrupted"
     assert reason in document["ended_early"]
     assert document["over"] == len(rows(out)) < 3
@@ -308,7 +307,7 @@ def test_an_interrupt_waits_for_agents_and_a_second_one_does_not(tmp_path: Path)
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=LIMIT_S)
         answer_now.set()
-    assert json.loads(printed.splitlines()[-1])["ended_early"] == "interrupted"
+    assert json.loads(printed)["ended_early"] == "interrupted"
     assert rows(out) == []
     assert not (out / "worktrees").exists()
 
