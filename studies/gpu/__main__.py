@@ -138,12 +138,6 @@ def main() -> int:
         return 1
     environment = {**os.environ, **rung.environment(out / "stub")}
     limit_s = 60.0 * options.minutes - (time.monotonic() - started_s)
-    if not rung.has_server:
-        profile = out / "profile.json"
-        command = [sys.executable, "-m", "studies.gpu.rungs", str(profile)]
-        if not profile.exists():
-            _run(command, environment, out / "in-process.log", limit_s)
-        return 0 if profile.exists() else 1
 
     def play(step: Step, seconds: float) -> None:
         command = compare_command(step, out, options.card, rung.flags, options.compare_flags)

@@ -1,8 +1,6 @@
 """The ladder: ways to run a vLLM that was cut down, from all of it to the least that measures.
 
-`find_rung` starts a server of a tiny model on each until one completes a prompt. The last rung has
-no server: `calibrate_in_process` times an engine in this process. Knows nothing of parts or of
-what is played.
+`find_rung` starts a server of a tiny model on each until one completes a prompt.
 """
 
 from __future__ import annotations
@@ -13,20 +11,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from agentkv.errors import AgentKVError
-from agentkv.evals.rows import write_whole
-from agentkv.evals.simulator.calibrate import ProbeTimer, fit_profile
-from agentkv.evals.simulator.cost import BIG_BATCH_TOKENS, NUM_SEQS
-from agentkv.evals.simulator.machine import ServerProfile
 from agentkv.server.process import ServerProcess
 
-from .compare import DRY_RUN, NUM_BLOCKS, ON_A_GPU
+from .compare import DRY_RUN
 from .random_model import write_random_model
 
 TINY = DRY_RUN.model
@@ -72,7 +64,6 @@ class Rung:
     flags: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     has_library: bool = True
-    has_server: bool = True
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Variables of its processes; `folder` takes the module in place of the library."""
@@ -91,21 +82,14 @@ RUNGS = (
     Rung("whole", variables=_NO_FLASHINFER),
     Rung("no-library", _TRITON, _NO_FLASHINFER, has_library=False),
     Rung("eager", (*_TRITON, "--enforce-eager"), _NO_FLASHINFER, has_library=False),
-    Rung(
-        "in-process",
-        (*_TRITON, "--enforce-eager"),
-        {**_NO_FLASHINFER, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        has_library=False,
-        has_server=False,
-    ),
 )
-"""The library as it is; without it Triton's attention and PyTorch's own layers; no compilation;
-no server, which measures times and plays no jobs. FlashInfer, 3 GB, is never there."""
+"""The library as it is; without it Triton's attention and PyTorch's own layers; no compilation.
+FlashInfer, 3 GB, is never there."""
 
 
 def find_rung(out: Path, rungs: Sequence[Rung] = RUNGS, *, limit_s: float) -> Rung | None:
-    """The first rung on which a server of a tiny model completes a prompt, else one without a
-    server; None if `limit_s` was over before one was found.
+    """The first rung on which a server of a tiny model completes a prompt; None if there is none,
+    or `limit_s` was over before it was found.
 
     Which rungs failed, and which did not, is kept in `out`, with the log of each server.
     """
@@ -115,7 +99,7 @@ def find_rung(out: Path, rungs: Sequence[Rung] = RUNGS, *, limit_s: float) -> Ru
     out.mkdir(parents=True, exist_ok=True)
     model = write_random_model(out / TINY, TINY)
     for rung in rungs:
-        if rung.name not in known and rung.has_server:
+        if rung.name not in known:
             left_s = end_s - time.monotonic()
             if left_s <= 0.0:
                 return None
@@ -123,7 +107,7 @@ def find_rung(out: Path, rungs: Sequence[Rung] = RUNGS, *, limit_s: float) -> Ru
             if not known[rung.name] and time.monotonic() >= end_s:
                 return None  # cut off, which does not show that it fails
             kept.write_text(json.dumps(known))
-        if known.get(rung.name, True):
+        if known[rung.name]:
             print(f"rung: {rung.name}", file=sys.stderr, flush=True)
             return rung
     return None
@@ -148,72 +132,3 @@ def _answers(rung: Rung, model: Path, out: Path, ready_timeout_s: float) -> bool
         print(f"rung {rung.name}: {reason}: {server.log_path}", file=sys.stderr, flush=True)
         return False
     return True
-
-
-def calibrate_in_process(
-    model: Path, *, num_blocks: int, max_model_tokens: int, num_rounds: int, **options: Any
-) -> ServerProfile:
-    """The profile of an engine in this process, which takes its tokens as they are.
-
-    options: of `vllm.LLM`.
-    """
-    import vllm
-
-    batch_tokens = min(BIG_BATCH_TOKENS, max_model_tokens)
-    engine = vllm.LLM(
-        str(model),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        num_gpu_blocks_override=num_blocks,
-        max_model_len=max_model_tokens,
-        max_num_seqs=NUM_SEQS,
-        max_num_batched_tokens=batch_tokens,
-        **options,
-    )
-    block_tokens = engine.llm_engine.vllm_config.cache_config.block_size
-
-    def play(prompts: Sequence[list[int]], output_tokens: int) -> None:
-        limits = vllm.SamplingParams(
-            temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False
-        )
-        tokens = [{"prompt_token_ids": token_ids} for token_ids in prompts]
-        engine.generate(tokens, limits, use_tqdm=False)
-
-    timer = ProbeTimer(
-        play,
-        range(256),
-        max_tokens=batch_tokens,
-        pool_tokens=(num_blocks - 1) * block_tokens,
-        max_num_seqs=NUM_SEQS,
-        seed=0,
-    )
-    steps = timer.time_all(num_rounds, partial(print, file=sys.stderr, flush=True))
-    return fit_profile(
-        steps,
-        vllm.__version__,
-        name="in process, measured",
-        max_num_seqs=NUM_SEQS,
-        max_num_batched_tokens=batch_tokens,
-        model=model.name,
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        max_model_tokens=max_model_tokens,
-    )
-
-
-def main(out: Path) -> None:
-    """Measure the model and the pool of `studies.gpu.compare`, and write its profile."""
-    profile = calibrate_in_process(
-        write_random_model(out.parent / ON_A_GPU.model, ON_A_GPU.model),
-        num_blocks=NUM_BLOCKS,
-        max_model_tokens=32_768,
-        num_rounds=2,
-        attention_config={"backend": "TRITON_ATTN"},
-        compilation_config={"custom_ops": ["none"]},
-    )
-    write_whole(out, profile.model_dump_json(indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

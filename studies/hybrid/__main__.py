@@ -2,7 +2,6 @@
 
 `python -m studies.hybrid agentkv --blocks 24`. The last line is one JSON document, in which
 `outputs` holds the tokens and log probabilities of every turn, to be compared between policies.
-With `--simulate` the same is played by the simulator, too, at the speed of this run's steps.
 """
 
 from __future__ import annotations
@@ -12,15 +11,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from agentkv.evals.simulator.calibrate import TimedStep, fit
-from agentkv.evals.simulator.cost import StepBatch
-from agentkv.evals.simulator.machine import Limits, machine_of
-from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
-from agentkv.policies.names import simulated_policy
 
 REPLY_TOKENS = 8
 SAMPLING: dict[str, Any] = {"max_tokens": REPLY_TOKENS, "temperature": 0, "ignore_eos": True}
@@ -79,57 +72,17 @@ def prompt_of(num_tokens: int, salt: int) -> list[int]:
     return [10 + (salt * 7919 + i * 31 + i * i % 97) % 40000 for i in range(num_tokens)]
 
 
-def timed(engine: Any, steps: list[TimedStep], preempted: set[str]) -> Callable[[], Any]:
-    """The engine's `step`, which adds what it computed and how long it took to `steps`, and the
-    turns that it preempts to `preempted`."""
-    scheduler, batch = engine.engine_core.engine_core.scheduler, StepBatch()
+def noting_preempted(engine: Any, preempted: set[str]) -> None:
+    """Have the engine's scheduler add the turns that it preempts to `preempted`."""
+    scheduler = engine.engine_core.engine_core.scheduler
     schedule = scheduler.schedule
 
     def noted(*args: Any) -> Any:
         output = schedule(*args)
         preempted.update(name.rpartition("-")[0] for name in output.preempted_req_ids or ())
-        for name, num_tokens in output.num_scheduled_tokens.items():
-            past_tokens = scheduler.requests[name].num_computed_tokens - num_tokens
-            if num_tokens == 1:
-                batch.add_decode(past_tokens)
-            else:
-                batch.add_prefill(num_tokens, past_tokens)
         return output
 
-    def step() -> Any:
-        nonlocal batch
-        batch, began_s = StepBatch(), time.monotonic()
-        answers = engine.step()
-        if batch.num_prefills or batch.num_decodes:
-            steps.append(TimedStep(batch, time.monotonic() - began_s, has_request=False))
-        return answers
-
     scheduler.schedule = noted
-    return step
-
-
-def simulate(
-    engine: Any, steps: Sequence[TimedStep], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Play the same jobs on the simulator; these steps say how fast the engine is."""
-    from agentkv.evals.simulator.run import Simulation
-
-    limits = Limits(
-        num_blocks=options.blocks,
-        block_tokens=engine.vllm_config.cache_config.block_size,
-        max_num_seqs=8,
-        max_num_batched_tokens=4096,
-        num_state_groups=1,
-    )
-    turns = [TurnPlan(1200, REPLY_TOKENS, "", options.tool_s)]
-    turns += [TurnPlan(options.new, REPLY_TOKENS, "", options.tool_s)] * (options.turns - 1)
-    jobs = tuple(JobPlan(f"job-{number}", 0.0, tuple(turns)) for number in range(options.jobs))
-    found = fit(steps)
-    workload, policy = Workload("hybrid", 0, jobs, None), simulated_policy(options.policy)
-    run = Simulation(workload, machine_of(found.cost, limits), policy).run()
-    turns_done = [turn for job in run.jobs for turn in job.turns]
-    rows = [(turn.turn + 1, turn.prompt_tokens, turn.cached_tokens) for turn in turns_done]
-    return {"simulated": hits(rows), "fit_mean_error": round(found.mean_error, 3)}
 
 
 def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -140,9 +93,8 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
     due, rows = [(0.0, job, 1) for job in prompts], []
     live: dict[str, tuple[int, int]] = {}
     outputs: dict[str, Any] = {}
-    steps: list[TimedStep] = []
     preempted: set[str] = set()
-    step = timed(engine, steps, preempted)
+    noting_preempted(engine, preempted)
     while due or live:
         for entry in sorted(each for each in due if each[0] <= time.monotonic()):
             due.remove(entry)
@@ -152,7 +104,7 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
             extra = None if options.policy == "fcfs" else tags
             params = SamplingParams(**SAMPLING, logprobs=1, extra_args=extra)
             engine.add_request(name, {"prompt_token_ids": prompts[job]}, params)
-        for answer in [each for each in step() if each.finished]:
+        for answer in [each for each in engine.step() if each.finished]:
             job, turn = live.pop(answer.request_id)
             said = answer.outputs[0]
             chances = [next(iter(each.values())).logprob for each in said.logprobs]
@@ -163,9 +115,8 @@ def play(engine: Any, options: argparse.Namespace) -> dict[str, Any]:
                 due.append((time.monotonic() + options.tool_s, job, turn + 1))
         if not live:
             time.sleep(0.005)
-    simulated = simulate(engine, steps, options) if options.simulate else {}
     found = {**hits(rows), "recomputed_tokens": lost(engine), "preempted": sorted(preempted)}
-    return {**vars(options), **found, **simulated, "outputs": outputs}
+    return {**vars(options), **found, "outputs": outputs}
 
 
 def lost(engine: Any) -> dict[str, int]:
@@ -192,7 +143,6 @@ def main() -> None:
     for name, default in (("blocks", 24), ("jobs", 6), ("turns", 5), ("new", 260)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--match-unit", type=int)
-    parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--tool-s", type=float, default=0.5)
     options = parser.parse_args()
     print(json.dumps(play(make_engine(options), options)), flush=True)

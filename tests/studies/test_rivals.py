@@ -56,14 +56,6 @@ def test_a_rival_that_cannot_run_is_refused_before_the_first_server(
         read_rivals(flags, proxies)
 
 
-def test_a_proxys_command_gets_server_and_port() -> None:
-    """Placeholders are filled in wherever they stand; other braces are left alone."""
-    [rival] = read_rivals([], ["a=sh --to={server} -p {port} '{\"x\": {}}'"])
-    assert rival.proxy_command("http://host:1", 2) == [
-        *("sh", "--to=http://host:1", "-p", "2", '{"x": {}}')
-    ]
-
-
 def test_the_turns_of_a_rival_name_its_programs() -> None:
     """Each turn has the job's id in `agentic_context`; its last turn expects no other."""
     workload = make_workload("reference", num_jobs=2, seed=0, jps=100.0, max_turns=3)

@@ -14,7 +14,7 @@ from agentkv.evals.simulator.cost import MODELS, FittedLine
 from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
 from agentkv.evals.simulator.machine import ServerProfile
 from studies.gpu.compare import Experiment, read_experiment, simulated_means, table_beside_simulator
-from studies.gpu.random_model import END, REAL_CONFIGS, kv_token_bytes, write_random_model
+from studies.gpu.random_model import REAL_CONFIGS, kv_token_bytes, write_random_model
 from tests.evals.made_runs import job, run
 
 
@@ -46,17 +46,6 @@ def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
     other = read("--model", "some/model", "--out", str(out))
     assert other.plan.model == "some/model"
     assert other.machines() == []  # until its server is measured
-
-
-@pytest.mark.parametrize("gpu", ["h100", "cpu"])
-def test_the_jobs_fit_the_server(gpu: str, tmp_path: Path) -> None:
-    """Every context is within the longest that the servers take, and that within the pool."""
-    made = read("--gpu", gpu, "--out", str(tmp_path))
-    flags = dict(zip(made.plan.server_flags[::2], made.plan.server_flags[1::2], strict=True))
-    longest = int(flags["--max-model-len"])
-    assert max(job.context_tokens for job in made.plan.workload.jobs) <= longest
-    num_blocks = int(flags["--num-gpu-blocks-override"])
-    assert longest <= (num_blocks - 1) * int(flags["--block-size"])
 
 
 def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> None:
@@ -104,22 +93,3 @@ def test_a_config_has_the_parameters_of_the_model(name: str, tmp_path: Path) -> 
     found = embeddings + config["num_hidden_layers"] * layer + hidden
     assert found == MODELS[name].num_parameters
     assert kv_token_bytes(name, dtype_bytes=2) == kv_token_bytes_of(MODELS[name])
-
-
-def test_changes_make_a_small_model(tmp_path: Path) -> None:
-    """Keys that are given replace the model's, for a server that has to start fast."""
-    write_random_model(tmp_path, "qwen3-8b", num_hidden_layers=2)
-    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 2
-
-
-def test_the_tokenizer_takes_any_text_byte_by_byte(tmp_path: Path) -> None:
-    """Text becomes one token a byte and comes back; tokens outside of the vocabulary are empty."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(write_random_model(tmp_path, "llama-3.1-8b"))
-    text = "ls -l 'für' \n"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert len(ids) == len(text.encode())
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.decode([*ids, 100_000]) == text
-    assert tokenizer.eos_token == END

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from agentkv.errors import InputError
 from studies.grid.__main__ import STUDIES, main
-from studies.grid.plan import Regime, Study, read_study
+from studies.grid.plan import Study, read_study
 from studies.grid.play import read_units
 from studies.grid.policies import parse_grid_policy
 from studies.grid.report import MARKS, index, over_regimes, pressured, tables
@@ -88,16 +87,6 @@ def test_the_studies_here_can_be_played(path: Path) -> None:
     assert {row["regime"] for row in read_units(path.parent / "rows.jsonl")} <= regimes
 
 
-def test_1x_is_bounded_by_memory_and_by_compute() -> None:
-    """The rate grows with the pool until the GPU is full."""
-    short = Regime("short", pool_blocks=1500, multiple=1.0, max_turns=10)
-    rates = [replace(short, pool_blocks=blocks).rate_jps() or 0 for blocks in (1500, 2999, 90_000)]
-    assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
-    assert rates[2] < 60 * rates[0]
-    assert replace(short, multiple=2.0).rate_jps() == pytest.approx(2 * rates[0])
-    assert Regime("named", jps=0.5).rate_jps() == 0.5
-
-
 def made_row(regime: str, seed: int, policy: str, mean_s: float, **more: Any) -> dict[str, Any]:
     facts = {"unit": f"{regime}{seed}{policy}", "regime": regime, "seed": seed, "policy": policy}
     return {**facts, "mean_s": mean_s, "recomputed_share": 0.5, "error": None, **more}
@@ -145,30 +134,3 @@ def test_a_study_is_played_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(options) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (document["asked"], document["rows"], document["failed"]) == (2, 3, [])
-
-
-def test_a_unit_that_fails_costs_itself_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its row has the error, the others have their figures, and the status is 1."""
-    study_of(tmp_path, TOML.replace('"longtail"', '"none.jsonl"'))
-    options = ["--regimes", "roomy", "--seeds", "3", "--policy", "fcfs", "--workers", "2"]
-    assert main([str(tmp_path), *options]) == 1
-    by_tools = {row["tools"]: row for row in read_units(tmp_path / "rows.jsonl")}
-    assert by_tools["recorded"]["error"] is None
-    failed = by_tools["none.jsonl"]
-    assert "none.jsonl" in failed["error"]
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failed"] == [failed["unit"]]
-
-
-def test_a_study_that_is_not_there_is_bad_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a study.toml, a regime or a known policy nothing is played."""
-    assert main([str(tmp_path)]) == 2
-    study_of(tmp_path)
-    assert main([str(tmp_path), "--regimes", "none"]) == 2
-    assert main([str(tmp_path), "--policy", "lifo"]) == 2
-    assert main([str(tmp_path), "--tables"]) == 2
-    assert "no row of a unit" in capsys.readouterr().err
-    assert not (tmp_path / "rows.jsonl").exists()

@@ -59,14 +59,6 @@ def test_without_loss_nothing_is_computed_twice_in_the_same_pool(policy: str) ->
     assert mean_s < lossy_s
 
 
-def test_untagged_clients_are_followed_by_their_prompts() -> None:
-    """With @untagged no request names a job, and the server infers them."""
-    _, tagged = play("agentkv", random_jobs(10), 400)
-    _, untagged = play("agentkv@untagged", random_jobs(10), 400)
-    assert not tagged.counters.get("inferred_jobs_total")
-    assert untagged.counters["inferred_jobs_total"]
-
-
 @pytest.mark.parametrize("part", sorted(ABLATIONS.keys() - {"switch"}))
 def test_a_part_left_out_changes_a_run_under_pressure(part: str) -> None:
     """Each part of the agentkv policy decides something in an overloaded pool."""
@@ -75,10 +67,3 @@ def test_a_part_left_out_changes_a_run_under_pressure(part: str) -> None:
     _, without = play(f"{path_of(part)}{{{PATIENCE}}}", jobs, 120)
     assert {job.status for job in without.jobs} == {"done"}
     assert [job.duration_s for job in without.jobs] != [job.duration_s for job in with_all.jobs]
-
-
-def test_without_the_switch_pressure_never_ends() -> None:
-    """Without the switch the rules under pressure hold on an idle server, too."""
-    for name, is_on in (("agentkv", False), (path_of("switch"), True)):
-        simulation, _ = play(name, random_jobs(1), 400)
-        assert simulation.engine.scheduler.retention.policy.pressure.is_on is is_on

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from agentkv.integrations.vllm.front_end.boundaries import find_boundaries
 from agentkv.integrations.vllm.front_end.detokenizer import PromptTails
-from studies.front_end.equality import Editor, texts_after
+from tests.integrations.vllm.front_end.edits import Editor, texts_after
 from tests.integrations.vllm.front_end.tokenizers_of_all_kinds import KINDS
 
 LOCAL = ("byte_level_bpe", "sentencepiece_bpe", "unigram", "awkward_added_tokens", "demo")

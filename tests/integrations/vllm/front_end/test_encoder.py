@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from agentkv.integrations.vllm.front_end import encoder as encoder_module
 from agentkv.integrations.vllm.front_end.boundaries import find_boundaries
 from agentkv.integrations.vllm.front_end.encoder import MismatchError, PromptEncoder
-from studies.front_end.equality import Editor
+from tests.integrations.vllm.front_end.edits import Editor
 from tests.integrations.vllm.front_end.tokenizers_of_all_kinds import KINDS
 
 MIB = 2**20
