@@ -1,17 +1,12 @@
-"""Flags that several measuring commands share: what is measured, and where results go.
-
-Knows what a workload is, and no command.
-"""
+"""Flags that several measuring commands share: what is measured, and where results go."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import positive, seconds, whole_number
-from agentkv.errors import InputError
 
 from .traces.formats import is_event_log
 from .workload.kinds import TOOLS
@@ -71,9 +66,8 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")
     add("--jps", type=positive, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=count, metavar="N", help="instead: always N jobs at once")
-    arrivals = f"{' or '.join(ARRIVALS)} at --jps, or the times themselves, such as 0,0.5,3"
-    default = "default: poisson, burst of the workload burst, recorded of an event log"
-    add("--arrivals", metavar="HOW", help=f"{arrivals} ({default})")
+    default = "default: poisson; burst of the workload burst, recorded of an event log"
+    add("--arrivals", choices=(*ARRIVALS, RECORDED), help=default)
     add("--turns", type=count, metavar="N", help="turns a job at most")
     tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
     add("--tools", metavar="HOW", help=f"{tools} (default recorded, longtail of longtail)")
@@ -90,12 +84,12 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
         given = (options.jps, options.concurrency, options.arrivals)
         if given == (None, None, None) and is_event_log(Path(options.trace)):
             options.arrivals = RECORDED
-    has_times = options.arrivals is not None and options.arrivals not in ARRIVALS
+    is_recorded = options.arrivals == RECORDED
     is_settled = {
-        "jobs": options.duration is not None or has_times,
-        "duration": options.jobs is not None or has_times,
-        "jps": options.concurrency is not None or has_times,
-        "concurrency": options.jps is not None or has_times,
+        "jobs": options.duration is not None or is_recorded,
+        "duration": options.jobs is not None or is_recorded,
+        "jps": options.concurrency is not None or is_recorded,
+        "concurrency": options.jps is not None or is_recorded,
     }
     for name, value in defaults.items():
         if getattr(options, name) is None and not is_settled.get(name, False):
@@ -104,18 +98,6 @@ def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
 
 def workload_of(options: argparse.Namespace) -> Workload:
     """Make the workload that the flags describe; raises InputError if there is none."""
-    arrivals = None if options.arrivals is None else _arrivals(options.arrivals)
-    if options.arrivals in ARRIVALS and options.concurrency is not None:
-        raise InputError(
-            f"--arrivals {options.arrivals}: with --concurrency, jobs begin as others end: give "
-            "--jps R for arrivals"
-        )
-    for name in ("jps", "duration", "concurrency"):
-        has_times = arrivals is not None and not isinstance(arrivals, str)
-        if has_times and getattr(options, name) is not None:
-            raise InputError(f"--arrivals: the times are given: leave out --{name}")
-    tools = options.tools
-    has_file = tools is not None and tools not in TOOLS and Path(tools).exists()
     return make_workload(
         options.workload or "reference",
         seed=options.seed,
@@ -123,9 +105,9 @@ def workload_of(options: argparse.Namespace) -> Workload:
         duration_s=options.duration,
         jps=options.jps,
         concurrency=options.concurrency,
-        arrivals=arrivals,
+        arrivals=options.arrivals,
         max_turns=options.turns,
-        tools=Path(tools) if has_file else tools,
+        tools=options.tools,
         trace=None if options.trace is None else Path(options.trace),
         max_context_tokens=options.max_context_tokens,
         token_scale=1.0 if options.token_scale is None else options.token_scale,
@@ -139,15 +121,3 @@ def describe_workload(options: argparse.Namespace, workload: Workload) -> dict[s
     if workload.jobs_per_step is not None:
         described["jobs_per_step"] = workload.jobs_per_step
     return described
-
-
-def _arrivals(text: str) -> str | Sequence[float]:
-    if text in (*ARRIVALS, RECORDED):
-        return text
-    try:
-        return [float(time) for time in text.split(",")]
-    except ValueError:
-        allowed = " or ".join((*ARRIVALS, RECORDED))
-        raise InputError(
-            f"--arrivals: got {text!r}, allowed is {allowed}, or seconds such as 0,0.5,3"
-        ) from None

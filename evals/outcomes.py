@@ -391,28 +391,27 @@ def compare(
     A ratio is taken within one repeat, between runs made one after the other, so what drifts on a
     machine over an hour drops out of it.
     """
-    by_policy: dict[str, dict[int, RunOutcome]] = {}
+    by_policy: dict[str, _Repeats] = {}
     for run in runs:
-        by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run
+        summary = summarize(run, deadline_s)
+        by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run, summary
     base = by_policy.get(baseline, {})
-    return [_result(policy, repeats, base, deadline_s) for policy, repeats in by_policy.items()]
+    return [_result(policy, repeats, base) for policy, repeats in by_policy.items()]
 
 
-def _result(
-    policy: str,
-    repeats: Mapping[int, RunOutcome],
-    base: Mapping[int, RunOutcome],
-    deadline_s: float | None,
-) -> PolicyResult:
-    summaries = [summarize(run, deadline_s) for run in repeats.values()]
-    pairs = [(run, base[repeat]) for repeat, run in repeats.items() if repeat in base]
-    paired = [(summarize(run, deadline_s), summarize(other, deadline_s)) for run, other in pairs]
-    outputs = [_same_outputs(run, other) for run, other in pairs]
+_Repeats = dict[int, tuple[RunOutcome, dict[str, Any]]]
+"""Runs of one policy and their summaries, by the number of the repeat."""
+
+
+def _result(policy: str, repeats: _Repeats, base: _Repeats) -> PolicyResult:
+    summaries = [summary for _, summary in repeats.values()]
+    paired = [(repeats[number], base[number]) for number in repeats if number in base]
+    outputs = [_same_outputs(run, other) for (run, _), (other, _) in paired]
     values: dict[str, Spread | None] = {}
     ratios: dict[str, Spread | None] = {}
     for name in COMPARED:
         values[name] = Spread.of([s[name] for s in summaries if s[name] is not None])
-        both = [(found[name], other[name]) for found, other in paired]
+        both = [(found[name], other[name]) for (_, found), (_, other) in paired]
         ratios[name] = Spread.of([mine / its for mine, its in both if its and mine is not None])
     counts = ("jobs", "completed", "failed", "cut")
     return PolicyResult(

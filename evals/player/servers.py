@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +32,6 @@ CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
 keeps one core for other processes, two if there is a KV connector, and none where that would leave
 none: on two cores a server with a tier would compute on twice the cores of one without."""
-_LINE_EVERY_S = 10.0
 
 
 class Contestant(Protocol):
@@ -175,8 +172,8 @@ class BenchPlan:
             environment=self.environment,
             ready_timeout_s=READY_TIMEOUT_S,
         )
-        with _lines_while(f"{label}: its server starts, log in {server.log_path}"):
-            stack.enter_context(server)
+        _say(f"{label}: its server starts, log in {server.log_path}")
+        stack.enter_context(server)
         if policy.scheduling_policy not in STOCK_POLICIES:
             _say(f"watch it at {server.base_url}/agentkv/ui")
         return server
@@ -222,23 +219,3 @@ def all_cores() -> str:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _lines_while(what: str) -> Iterator[None]:
-    """Print a line at the start and every 10 s until the block ends."""
-    is_over = threading.Event()
-    started_s = time.monotonic()
-    _say(what)
-
-    def repeat() -> None:
-        while not is_over.wait(_LINE_EVERY_S):
-            _say(f"{what}: {time.monotonic() - started_s:.0f} s")
-
-    printer = threading.Thread(target=repeat, daemon=True)
-    printer.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        printer.join()

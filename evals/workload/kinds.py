@@ -107,7 +107,7 @@ def function_call(tool_s: float, rng: random.Random) -> str:
     return f"{rng.choice(_FUNCTIONS)} --id {rng.randrange(100, 1000)}"
 
 
-def tool_source(tools: str | Path) -> ToolSource | None:
+def tool_source(tools: str) -> ToolSource | None:
     """A function that draws a command with its time; None to keep the recorded tools.
 
     A recorded command says nothing of a time drawn elsewhere, so both are drawn together. Raises
@@ -117,11 +117,12 @@ def tool_source(tools: str | Path) -> ToolSource | None:
         return None
     if tools == "longtail":
         return _long_tail_tool
-    if isinstance(tools, str):
+    path = Path(tools)
+    if not path.exists():
         allowed = f"{', '.join(TOOLS)}, or the path of a trace file"
         raise InputError(f"--tools: {not_among(tools, TOOLS, allowed)}")
     try:
-        rows = [row for row in read_trace(tools).rows if row.bound == "exact"]
+        rows = [row for row in read_trace(path).rows if row.bound == "exact"]
     except InputError as error:
         raise InputError(f"tools: {error}") from error
     if not rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Literal
@@ -167,23 +167,13 @@ def deal_jobs(workload: Workload, loads: Mapping[str, float]) -> Workload:
 
 
 def arrival_times_s(
-    arrivals: str | Sequence[float],
-    *,
-    seed: int,
-    jps: float | None,
-    num_jobs: int | None,
-    duration_s: float | None,
+    arrivals: str, *, seed: int, jps: float | None, num_jobs: int | None, duration_s: float | None
 ) -> list[float]:
     """Times of `num_jobs` jobs, or of those that arrive within `duration_s`, in order.
 
-    arrivals: "poisson" or "burst", at `jps` jobs per second, or the times themselves. The same seed
-    gives the same pattern at every rate, stretched. Raises InputError for values out of range.
+    arrivals: "poisson" or "burst", at `jps` jobs per second. The same seed gives the same pattern
+    at every rate, stretched. Raises InputError without a rate.
     """
-    if not isinstance(arrivals, str):
-        return _checked_times(arrivals, num_jobs)
-    if arrivals not in ARRIVALS:
-        allowed = " or ".join(ARRIVALS)
-        raise InputError(f"arrivals: got {arrivals!r}, allowed is {allowed}, or a list of times")
     if jps is None:
         raise InputError("jps: got None, allowed is a number of jobs per second above 0")
     num_at_once = 1 if arrivals == "poisson" else BURST_JOBS
@@ -200,12 +190,3 @@ def _random_times(rng: random.Random, jps: float, num_at_once: int) -> Iterator[
         if number % num_at_once == 0:
             time_s += rng.expovariate(1.0) * num_at_once / jps
         yield time_s
-
-
-def _checked_times(times: Sequence[float], num_jobs: int | None) -> list[float]:
-    wrong = [time_s for time_s in times if not 0.0 <= time_s < math.inf]
-    if wrong:
-        raise InputError(f"arrivals: got {wrong[0]}, allowed are seconds from 0 on")
-    if num_jobs is not None and len(times) < num_jobs:
-        raise InputError(f"arrivals: got {len(times)} times, allowed are {num_jobs} or more")
-    return sorted(times)[:num_jobs]

@@ -13,30 +13,9 @@ enough for any server's tokenizer."""
 NOUNS = (
     *("parser", "token", "schema", "query", "cache", "router", "loader", "signal", "table"),
     *("column", "index", "cursor", "buffer", "stream", "session", "request", "response", "header"),
-    *(
-        "worker",
-        "queue",
-        "task",
-        "result",
-        "record",
-        "field",
-        "value",
-        "config",
-        "option",
-        "template",
-    ),
-    *(
-        "filter",
-        "module",
-        "package",
-        "path",
-        "file",
-        "folder",
-        "branch",
-        "commit",
-        "error",
-        "message",
-    ),
+    *("worker", "queue", "task", "result", "record", "field", "value", "config", "option"),
+    *("template", "filter", "module", "package", "path", "file", "folder", "branch", "commit"),
+    *("error", "message"),
 )
 VERBS = (
     *("parse", "load", "read", "write", "build", "check", "merge", "split", "update", "remove"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import count
@@ -13,7 +13,7 @@ from agentkv.errors import InputError, not_among
 
 from ..traces.formats import is_event_log, read_turns
 from ..traces.turns import job_plans, jobs_among
-from .kinds import KINDS, ToolSource, redraw_tools, tool_source
+from .kinds import KINDS, WorkloadKind, redraw_tools, tool_source
 from .plans import RECORDED, JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
 
 WORKLOADS = (*KINDS, "trace")
@@ -30,9 +30,9 @@ def make_workload(
     duration_s: float | None = None,
     jps: float | None = None,
     concurrency: int | None = None,
-    arrivals: str | Sequence[float] | None = None,
+    arrivals: str | None = None,
     max_turns: int | None = None,
-    tools: str | Path | None = None,
+    tools: str | None = None,
     trace: Path | None = None,
     max_context_tokens: int | None = None,
     token_scale: float = 1.0,
@@ -42,8 +42,8 @@ def make_workload(
     num_jobs, duration_s: the number of jobs, or the time within which they arrive.
     jps, concurrency, arrivals: jobs per second, at random ("poisson") or in bursts ("burst"); or
         jobs running at once, each followed by the next (a closed loop), or all by the next step;
-        or their times in seconds; or "recorded", the times of an event log, of all its jobs
-        unless one of num_jobs and duration_s says how many.
+        or "recorded", the times of an event log, of all its jobs unless one of num_jobs and
+        duration_s says how many.
     max_turns, max_context_tokens: a job ends with the last turn that keeps within both.
     tools: "recorded", "longtail", or a trace file to draw commands and times from.
         The workload itself says what None means for arrivals and tools.
@@ -55,82 +55,63 @@ def make_workload(
     Raises InputError for what is unknown, contradicts itself or cannot be read.
     """
     kind = KINDS.get(name)
-    if arrivals is None:
-        arrivals = "poisson" if kind is None else kind.arrivals
-    if concurrency is not None and jps is not None:
-        raise InputError("jps and concurrency: give the one or the other, not both")
-    fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
+    if name not in WORKLOADS:
+        raise InputError(f"--workload: {not_among(name, WORKLOADS)}")
+    if name == "trace" and trace is None:
+        raise InputError("trace: the workload 'trace' needs a file of jobs")
+    if name != "trace" and trace is not None:
+        raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
+    if (jps is not None) + (concurrency is not None) + (arrivals == RECORDED) > 1:
+        raise InputError("jps, concurrency and recorded arrivals: give one of them")
+    if concurrency is not None and arrivals is not None:
+        raise InputError(f"arrivals: got {arrivals!r} and jobs at once: give a rate, --jps R")
     draw_tool = tool_source(tools or ("recorded" if kind is None else kind.tools))
+    fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
     if arrivals == RECORDED:
-        if concurrency is not None or jps is not None:
-            raise InputError("arrivals: got 'recorded': leave out jps and concurrency")
-        jobs = _recorded_jobs(name, trace, fit, num_jobs, duration_s)
+        jobs = _recorded_jobs(trace, fit, num_jobs, duration_s)
     else:
-        times_s = _times_s(name, arrivals, seed, num_jobs, duration_s, jps, concurrency)
-        endless = _jobs(name, seed, trace, fit)
+        if (num_jobs is None) == (duration_s is None):
+            raise InputError("num_jobs and duration_s: give the one or the other")
+        if concurrency is not None:
+            if num_jobs is None:
+                raise InputError("num_jobs: a closed loop needs it")
+            times_s = [0.0] * num_jobs
+        elif kind is not None and kind.steps is not None:
+            raise InputError(
+                f"concurrency: {name} starts in steps: give the number of jobs at once"
+            )
+        else:
+            how = arrivals or ("poisson" if kind is None else kind.arrivals)
+            times_s = arrival_times_s(
+                how, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
+            )
+        endless = _made_jobs(kind, seed, fit) if kind else _traced_jobs(seed, trace, fit)
         jobs = [replace(job, arrival_s=at_s) for at_s, job in zip(times_s, endless, strict=False)]
     if not jobs:
         raise InputError(
             f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
             "or rate with at least one"
         )
-    steps = None if kind is None else kind.steps
-    return Workload(name, seed, _with_tools(jobs, draw_tool, seed), concurrency, steps)
+    if draw_tool is not None:
+        jobs = [
+            redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
+            for number, job in enumerate(jobs)
+        ]
+    return Workload(name, seed, tuple(jobs), concurrency, None if kind is None else kind.steps)
 
 
-def _times_s(
-    name: str,
-    arrivals: str | Sequence[float],
-    seed: int,
-    num_jobs: int | None,
-    duration_s: float | None,
-    jps: float | None,
-    concurrency: int | None,
-) -> list[float]:
-    """The jobs' arrivals; all at 0.0 in a closed loop."""
-    if (num_jobs is None) == (duration_s is None) and isinstance(arrivals, str):
-        raise InputError("num_jobs and duration_s: give the one or the other")
-    if concurrency is not None:
-        if num_jobs is None:
-            raise InputError("num_jobs: a closed loop needs it")
-        return [0.0] * num_jobs
-    if name in KINDS and KINDS[name].steps is not None:
-        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs at once")
-    return arrival_times_s(arrivals, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s)
-
-
-def _with_tools(
-    jobs: Sequence[JobPlan], draw_tool: ToolSource | None, seed: int
-) -> tuple[JobPlan, ...]:
-    """The jobs, with other tools if there is a source of them."""
-    if draw_tool is None:
-        return tuple(jobs)
-    return tuple(
-        redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
-        for number, job in enumerate(jobs)
-    )
-
-
-def _jobs(name: str, seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
-    """Jobs without end."""
-    if name == "trace":
-        yield from _traced_jobs(seed, trace, fit)
-    elif trace is not None:
-        raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
-    elif name not in KINDS:
-        raise InputError(f"--workload: {not_among(name, WORKLOADS)}")
-    else:
-        for number in count():
-            job = fit(KINDS[name].make(seed, number))
-            if job is None:
-                raise InputError(_TOO_SMALL)
-            yield job
+def _made_jobs(kind: WorkloadKind, seed: int, fit: Fit) -> Iterator[JobPlan]:
+    """Jobs of a kind without end."""
+    for number in count():
+        job = fit(kind.make(seed, number))
+        if job is None:
+            raise InputError(_TOO_SMALL)
+        yield job
 
 
 def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
-    if trace is None:
-        raise InputError("trace: the workload 'trace' needs a file of jobs")
+    assert trace is not None, "make_workload asks for it"
     jobs = _that_fit(_jobs_in(trace), trace, fit)
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
@@ -140,7 +121,7 @@ def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
 
 @lru_cache(maxsize=1)
 def _jobs_in(trace: Path) -> tuple[JobPlan, ...]:
-    """The jobs of a file or folder by arrival; read once, as `--knee` asks for each load."""
+    """The jobs of a file or folder by arrival; `simulate` asks twice."""
     return tuple(job_plans(jobs_among(read_turns(trace))))
 
 
@@ -161,10 +142,10 @@ def _that_fit(jobs: Iterable[JobPlan], trace: Path, fit: Fit) -> list[JobPlan]:
 
 
 def _recorded_jobs(
-    name: str, trace: Path | None, fit: Fit, num_jobs: int | None, duration_s: float | None
+    trace: Path | None, fit: Fit, num_jobs: int | None, duration_s: float | None
 ) -> list[JobPlan]:
     """The log's jobs that fit, at their times: the first ones, or all."""
-    if name != "trace" or trace is None or not is_event_log(trace):
+    if trace is None or not is_event_log(trace):
         raise InputError("arrivals: got 'recorded', which needs an event log as trace")
     jobs = _that_fit(_jobs_in(trace), trace, fit)[:num_jobs]
     if duration_s is not None:

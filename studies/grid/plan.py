@@ -19,7 +19,6 @@ from typing import Any
 from agentkv.errors import InputError
 from agentkv.evals.simulator.alone import alone_s, enough_jps
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.workload.kinds import TOOLS
 from agentkv.evals.workload.plans import Workload, deal_jobs, with_children
 from agentkv.evals.workload.workloads import make_workload
 
@@ -71,7 +70,6 @@ class Regime:
 
     def jobs(self, seed: int, **changes: Any) -> Workload:
         """The jobs of a seed, as they arrive. Raises InputError."""
-        tools = self.tools
         rate = {"jps": self.rate_jps(), "concurrency": self.concurrency, "arrivals": self.arrivals}
         made = make_workload(
             self.workload,
@@ -79,7 +77,7 @@ class Regime:
             **{"num_jobs": self.num_jobs, **rate, **changes},
             max_turns=self.max_turns,
             trace=None if self.trace is None else Path(self.trace),
-            tools=tools if tools is None or tools in TOOLS else Path(tools),
+            tools=self.tools,
             max_context_tokens=self.max_context_tokens,
             token_scale=self.token_scale,
         )

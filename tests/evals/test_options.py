@@ -31,12 +31,11 @@ def made(*flags: str) -> Workload:
 
 
 def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
-    """--jobs suppresses a default duration, --concurrency a rate, and given times suppress both."""
+    """--jobs suppresses a default duration, and --concurrency a rate."""
     assert parse().jps == 1.0
     assert parse().duration == 60.0
     assert parse("--jobs", "5").duration is None
     assert parse("--concurrency", "2", "--jobs", "5").jps is None
-    assert parse("--arrivals", "0,1").jps is None
     assert parse("--arrivals", "burst").jps == 1.0
     closed = {"concurrency": 6, "jobs": 12}
     assert parse("--jps", "2", defaults=closed).concurrency is None
@@ -47,7 +46,6 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
     [
         (("--jobs", "7"), 7),
         (("--jobs", "7", "--concurrency", "3"), 7),
-        (("--arrivals", "0,0.5,3"), 3),
         (("--jobs", "16", "--arrivals", "burst"), 16),
         (("--jobs", "2", "--trace", "{trace}"), 2),
     ],
@@ -71,7 +69,6 @@ def test_a_workload_has_the_number_of_jobs_its_flags_say(
         (("--jobs", "1"), [0.0]),
         (("--duration", "2"), [0.0]),
         (("--concurrency", "2", "--jobs", "3"), [0.0] * 3),
-        (("--arrivals", "1,2,3"), [1.0, 2.0, 3.0]),
     ],
 )
 def test_an_event_log_is_played_as_recorded_unless_told_otherwise(
@@ -90,12 +87,8 @@ def test_an_event_log_is_played_as_recorded_unless_told_otherwise(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--arrivals", "0,1,2", "--jps", "3"), "leave out --jps"),
-        (("--arrivals", "recorded", "--jps", "3", "--jobs", "3"), "needs an event log|leave out"),
-        (("--arrivals", "0,1,2", "--duration", "1"), "leave out --duration"),
-        (("--arrivals", "0,1,2", "--concurrency", "2", "--jobs", "3"), "leave out --concurrency"),
-        (("--arrivals", "burts", "--jps", "3", "--jobs", "3"), "allowed is poisson or burst"),
-        (("--arrivals", "burst", "--concurrency", "2", "--jobs", "3"), "give --jps R"),
+        (("--arrivals", "recorded", "--jps", "3", "--jobs", "3"), "give one of them"),
+        (("--arrivals", "burst", "--concurrency", "2", "--jobs", "3"), "give a rate, --jps R"),
     ],
 )
 def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:

@@ -62,11 +62,3 @@ def test_a_misshapen_row_is_named(tmp_path: Path, line: str, seen: str) -> None:
     (tmp_path / TURNS_FILE).write_text(f"{line}\n")
     with pytest.raises(InputError, match=seen):
         read_runs([tmp_path])
-
-
-def test_a_full_disk_is_told_at_once(tmp_path: Path) -> None:
-    """Writing a row on a full disk raises OSError there, not on closing."""
-    (tmp_path / TURNS_FILE).symlink_to("/dev/full")
-    writer = RunWriter(tmp_path, {}, force=True)
-    with writer, pytest.raises(OSError, match="No space"):
-        writer.add_job(job())

@@ -16,11 +16,9 @@ from agentkv.evals.server import (
     metric_totals,
     parse_block_pool,
     parse_snapshot,
-    preemptions_between,
 )
 from tests.evals.fake_vllm import FakeVllm, answering
 from tests.http_front import Answer
-from tests.scripted_server import ScriptedServer
 
 PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf-8")
 
@@ -35,25 +33,11 @@ def test_metrics_are_summed_over_labels() -> None:
     assert metric_totals('{"error": "not found"}') == {}
 
 
-def test_preemptions_are_a_difference() -> None:
-    """Preemptions are unknown if one of the readings lacks them."""
-    readings = [{"metrics": {"vllm:num_preemptions_total": count}} for count in (3.0, 5.0)]
-    assert preemptions_between(*readings) == 2
-    assert preemptions_between(readings[0], {"error": "gone"}) is None
-
-
 @pytest.mark.parametrize("url", ["nonsense", "http://", "http://127.0.0.1:1"])
 def test_an_address_without_a_server_is_named(url: str) -> None:
     """A malformed address and one without a listener name what to check."""
     refused = pytest.raises(AgentKVServerError, match=r"is the URL right|not a URL")
     with refused, ServerUnderTest(url) as server:
-        server.facts(None)
-
-
-def test_a_server_without_models_is_refused() -> None:
-    """A server without /v1/models is named with its status and what to check."""
-    refused = pytest.raises(AgentKVServerError, match=r"HTTP 404.*--api-key")
-    with ScriptedServer() as scripted, ServerUnderTest(scripted.base_url) as server, refused:
         server.facts(None)
 
 
@@ -106,14 +90,6 @@ def test_a_page_that_lacks_what_is_needed_says_so() -> None:
         parse_block_pool(STOCK_PAGE.replace('num_gpu_blocks="728"', 'num_gpu_blocks="None"'))
     with pytest.raises(AgentKVServerError, match="Prometheus"):
         parse_snapshot("<html><body>not here</body></html>\n")
-
-
-def test_the_server_tells_what_it_is() -> None:
-    """Facts are model, longest context, version, and the plugin's own if it is installed."""
-    with FakeVllm(policy="continuum") as fake, ServerUnderTest(fake.base_url) as server:
-        facts = server.facts(None)
-    assert (facts.model, facts.max_context_tokens, facts.vllm_version) == ("fake", 4096, "0.0.fake")
-    assert facts.policy == "continuum"
 
 
 def test_silence_means_that_nothing_listens() -> None:

@@ -166,7 +166,6 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         (("--num-gpu-blocks-override", "9"), "leave out --num-gpu-blocks-override"),
         (("--resume",), "--resume: give the --out"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--arrivals", "now"), "--arrivals: got 'now'"),
         (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),
         (("--token-scale", "3"), "the server takes 4096"),
         (("--url", NOBODY), "127.0.0.1:9/v1/models: no answer"),
@@ -181,24 +180,6 @@ def test_bad_usage_is_status_2_and_named(
         status, found, text = bench(capsys, server.base_url, *options)
     assert (status, found, server.requests) == (2, {}, [])
     assert seen in text
-
-
-def test_a_replay_needs_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server without vLLM's /tokenize gives status 2 with the way out."""
-    with FakeVllm(has_tokenizer=False) as server:
-        status, _, text = bench(capsys, server.base_url, *QUICK)
-    assert (status, "--mode live" in text) == (2, True)
-
-
-def test_hundreds_of_jobs_run_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 300 jobs that overlap none is lost, and the largest delay of a start is reported."""
-    # not faster: the fake server's socket lets 128 connections wait, and resets what is above
-    options = ("--token-scale", "0.1", "--turns", "2", "--jobs", "300", "--jps", "200")
-    with FakeVllm(policy="continuum", turn_s=1.0) as server:
-        status, found, text = bench(capsys, server.base_url, *options)
-    assert status == 0, text
-    assert found["runs"][0]["completed"] == 300
-    assert found["runs"][0]["metadata"]["max_arrival_lag_s"] > 0.0
 
 
 # servers of its own: the plan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.figures import colours, compared, in_order, saved
+from agentkv.evals.figures import colours, in_order, saved
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.run_table import conditions, grouped, load_runs, table_of
 from tests.evals.figures.made_runs import made_run, swept, write_runs
@@ -52,29 +52,12 @@ def test_an_infinite_pool_joins_every_finite_one() -> None:
     assert policies == [{"fcfs", "fcfs@infinite"}] * 2
 
 
-def test_blocks_are_found_among_the_servers_flags() -> None:
-    """The pool's size is read from the flags that bench gave to its servers."""
-    config = {"server_flags": ["--block-size", "32", "--num-gpu-blocks-override", "96"]}
-    read = table_of([replace(FCFS, metadata={**FCFS.metadata, "config": config})])
-    assert "pool of 96 blocks" in conditions(read)
-
-
 def test_conditions_name_what_a_reader_must_know() -> None:
     """The text under a figure has GPU, workload, model, pool, n, seeds and commit."""
     assert conditions(table_of(swept(("fcfs",), (2, 12)))) == (
         "on rtx6000; model llama-3.1-8b; workload reference; pool of 3000 blocks; "
         "n = 3 runs a point; 20 jobs a run; seeds 0, 1, 2; commit abc1234"
     )
-
-
-def test_an_interrupted_run_counts_with_what_it_has(tmp_path: Path) -> None:
-    """The rows of a run without run.json carry all that a figure needs."""
-    write_runs(tmp_path, [made_run("fcfs")])
-    (path,) = tmp_path.rglob("turns.jsonl")
-    (path.parent / "run.json").unlink()
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:83]))
-    (row,) = load_runs([tmp_path])[0].to_dict("records")
-    assert (row["completed"], row["cut"], row["load"]) == (10, 1, 2.0)
 
 
 def test_summaries_of_a_file_are_rows(tmp_path: Path) -> None:
@@ -133,13 +116,6 @@ def test_savings_compare_runs_of_the_same_jobs() -> None:
     assert found == pytest.approx([100 * (1 - same / base), 100 * (1 - other / base)])
     with pytest.raises(InputError, match="needs runs of agentkv and of another policy"):
         saved(rows, "agentkv")
-
-
-def test_a_bar_says_how_far_it_is_from_the_baseline() -> None:
-    """Durations are less or more by percent, shares by points."""
-    assert compared(42.0, 50.0, is_share=False) == "16% less"
-    assert compared(52.0, 25.0, is_share=True) == "27 points more"
-    assert compared(42.0, None, is_share=False) == ""
 
 
 def test_every_policy_keeps_its_colour_and_place() -> None:

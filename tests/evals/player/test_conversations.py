@@ -9,7 +9,7 @@ import pytest
 
 from agentkv.evals.player.job import LiveConversation, ReplayConversation, Windows
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
-from agentkv.evals.workload.sample_text import sample_text, sections
+from agentkv.evals.workload.sample_text import sample_text
 
 JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
 TOKENS = Windows(list(range(1000)), seed=0)
@@ -73,16 +73,6 @@ def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str])
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[2]["content"] == reply
     assert len(live.output_digest()) == 16
-
-
-def test_the_sample_text_is_the_same_everywhere() -> None:
-    """Text is ASCII in whole lines, the same each time; a window of it goes round at its end."""
-    assert sections() == sections()
-    assert sample_text().isascii()
-    assert all(section.endswith("\n") for section in sections())
-    windows = Windows([1, 2, 3], seed=0)
-    assert windows.draw(JOB, 0) == windows.draw(JOB, 0)
-    assert windows.draw(JOB, 0)[3:] == windows.draw(JOB, 0)[:-3]
 
 
 def test_jobs_with_a_common_prefix_share_it_and_the_salt() -> None:

@@ -188,8 +188,8 @@ def test_a_logs_jobs_can_arrive_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        ({"name": "swebench"}, "needs an event log"),
-        ({"jps": 2.0}, "leave out jps"),
+        ({"name": "swebench"}, "only the workload 'trace'"),
+        ({"jps": 2.0}, "give one of them"),
         ({"trace": "trace.jsonl"}, "needs an event log"),
         ({"max_context_tokens": 5}, "max_context_tokens"),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +67,6 @@ def test_synthetic_jobs_have_the_published_figures(
     assert times_s.std() == pytest.approx(tools_s[1], rel=0.5)
 
 
-def test_long_tailed_tools_have_the_given_quantiles() -> None:
-    """p50 1.1 s, p90 5.3 s, p99 48 s over 20,000 tools."""
-    jobs = make("swebench", num_jobs=2000, tools="longtail").jobs
-    times_s = [turn.tool_s for job in jobs for turn in job.turns[:-1]]
-    assert np.quantile(times_s, (0.5, 0.9)) == pytest.approx((1.1, 5.3), rel=0.05)
-    assert np.quantile(times_s, 0.99) == pytest.approx(48.0, rel=0.15)
-
-
 def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
     """A job ends within both limits, and its last turn then has no tool."""
     by_turns = make("swebench", max_turns=3).jobs
@@ -116,13 +106,9 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
         ({"num_jobs": None}, "num_jobs and duration_s"),
         ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
         ({"jps": None}, "jps: got None"),
-        ({"concurrency": 2}, "not both"),
+        ({"concurrency": 2}, "give one of them"),
         ({"max_context_tokens": 50}, "max_context_tokens"),
-        ({"tools": "fast"}, "tools: got 'fast'"),
-        ({"tools": Path("nowhere.jsonl")}, "nowhere.jsonl"),
-        ({"arrivals": "uniform"}, "arrivals: got 'uniform'"),
-        ({"arrivals": [0.0, 1.0]}, "got 2 times, allowed are 20 or more"),
-        ({"arrivals": [-1.0]}, "got -1.0"),
+        ({"tools": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"name": "rollouts", "concurrency": None}, "concurrency: rollouts starts in steps"),
         ({"name": "trace"}, "needs a file"),
         ({"trace": Path("x")}, "only the workload 'trace'"),
@@ -139,34 +125,12 @@ def times(how: str | list[float] = "poisson", num_jobs: int | None = 4000) -> li
     return arrival_times_s(how, seed=3, jps=4.0, num_jobs=num_jobs, duration_s=None)
 
 
-def test_random_arrivals_keep_the_rate() -> None:
-    """The gaps of a Poisson process have mean 1/rate, and a deviation as large."""
-    gaps_s = [later - earlier for earlier, later in pairwise(times())]
-    assert statistics.fmean(gaps_s) == pytest.approx(0.25, rel=0.05)
-    assert statistics.stdev(gaps_s) == pytest.approx(0.25, rel=0.05)
-
-
 def test_bursts_come_together_at_the_same_rate() -> None:
     """Eight jobs arrive at one time, and the rate holds over all bursts."""
     found = times("burst")
     assert len(set(found[:BURST_JOBS])) == 1
     assert len(set(found)) == len(found) / BURST_JOBS
     assert len(found) / found[-1] == pytest.approx(4.0, rel=0.15)
-
-
-def test_given_times_are_put_in_order() -> None:
-    """Given times are sorted and cut to the number of jobs."""
-    assert times([3.0, 0.0, 1.5], None) == [0.0, 1.5, 3.0]
-    assert times([3.0, 0.0, 1.5], 2) == [0.0, 1.5]
-
-
-def test_jobs_are_dealt_by_load() -> None:
-    """A client of three times the load gets about three of four jobs; more jobs change nothing."""
-    made = [make_workload("bfcl", seed=1, num_jobs=n, jps=1.0) for n in (400, 40)]
-    many, few = (deal_jobs(workload, {"heavy": 3.0, "light": 1.0}).jobs for workload in made)
-    clients = [job.client for job in many]
-    assert clients.count("heavy") == pytest.approx(300, rel=0.1)
-    assert [job.client for job in few] == clients[:40]
 
 
 @pytest.mark.parametrize("loads", [{"": 1.0}, {"a b": 1.0}, {"a": 0.0}, {"a": float("inf")}])
