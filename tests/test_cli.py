@@ -103,7 +103,7 @@ def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that prints two letters that are no ASCII."""
+    """A command that prints two letters outside ASCII."""
     module = ModuleType("hello")
     module.main = lambda argv: print("héé") or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "agentkv.hello", module)

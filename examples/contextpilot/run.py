@@ -151,7 +151,7 @@ def main() -> int:
     )
     print(f"Logs: {folder}")
     index.start()
-    bridge = [sys.executable, "-m", "agentkv.integrations.contextpilot", settings["kv_socket"]]
+    bridge = [sys.executable, "-m", "agentkv.integrations.contextpilot", str(settings["kv_socket"])]
     try:
         with server, subprocess.Popen([*bridge, "--url", index.root_url]) as bridging:
             scene = Scene(index.root_url, server.root_url)

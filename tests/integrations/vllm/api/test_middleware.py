@@ -387,7 +387,7 @@ async def test_a_body_without_tags_keeps_its_bytes(body: bytes) -> None:
 
 
 async def test_the_engine_gets_tags_that_were_checked() -> None:
-    """Of a stranger's fields with our names it gets those that can be used, of whatever form."""
+    """Of a stranger's fields with our names it gets those that can be used, in any form."""
     app = make_app()
     await client_seen(app, {"vllm_xargs": {"job_id": "j" * 300, "turn": "many", "mine": 1}})
     fields = app.state.engine_client.engine_core.added[-1].sampling_params.extra_args
