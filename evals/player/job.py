@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import agentkv
 from agentkv import parse_tool_calls
@@ -55,27 +55,6 @@ class Windows(Generic[ContentT]):
         return rounds[:length]
 
 
-class Conversation(Protocol):
-    """One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn.
-
-    `path` is "completions" or "chat", the API that the requests are for.
-    """
-
-    path: ClassVar[str]
-
-    def request(self, turn: int) -> dict[str, Any]:
-        """Arguments of the OpenAI client's `create` for this turn."""
-
-    def read(self, choice: Mapping[str, Any]) -> bool:
-        """Take in one choice of an event of the reply; True if it brought a token."""
-
-    def end_turn(self, turn: int) -> str:
-        """End the turn after a complete reply; returns the command to run."""
-
-    def output_digest(self) -> str:
-        """The same for the same output of the turn that ended last."""
-
-
 @dataclass(slots=True)
 class ReplayConversation:
     """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache.
@@ -93,6 +72,7 @@ class ReplayConversation:
     _output_token_ids: list[int] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
+        """Arguments of the OpenAI client's `create` for this turn."""
         plan = self.job.turns[turn]
         if plan.kept_tokens is not None:
             del self._token_ids[plan.kept_tokens :]
@@ -117,11 +97,13 @@ class ReplayConversation:
         }
 
     def read(self, choice: Mapping[str, Any]) -> bool:
+        """Take in one choice of an event of the reply; True if it brought a token."""
         token_ids = choice.get("token_ids") or []
         self._output_token_ids += token_ids
         return bool(token_ids)
 
     def end_turn(self, turn: int) -> str:
+        """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
             raise RunError("the reply has no token ids: use a vLLM server, or --mode live")
         self._token_ids += self._output_token_ids
@@ -172,6 +154,13 @@ class LiveConversation:
 
     def output_digest(self) -> str:
         return _digest("".join(self._reply))
+
+
+Conversation = ReplayConversation | LiveConversation
+"""One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn.
+
+`path` is the API that its requests are for, "completions" or "chat".
+"""
 
 
 def _digest(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
+from agentkv.protocol import header_fields
 from tests.http_front import Answer, HttpFront
 from tests.scripted_server import openai_error
 
@@ -52,7 +53,7 @@ class FakeVllm:
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
         if path in ("/v1/completions", "/v1/chat/completions"):
-            return self._play(path, body)
+            return self._play(path, {**header_fields(headers), **body})
         answers: dict[str, Any] = {
             "/v1/models": {"data": [{"id": "fake", "max_model_len": MAX_CONTEXT_TOKENS}]},
             "/version": {"version": "0.0.fake"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +57,49 @@ def write_run(folder: Path, made: RunOutcome, *, force: bool = False) -> Path:
         for each in made.jobs:
             files.add_job(each)
         files.finish(made)
+    return folder
+
+
+def made_run(
+    policy: str,
+    jps: float | None = 2.0,
+    *,
+    seed: int = 0,
+    num_jobs: int = 20,
+    gpu: str | None = "rtx6000",
+    blocks: int | None = 3000,
+    **workload: Any,
+) -> RunOutcome:
+    """A run to draw, whose jobs take longer under a load, with the seed and under fcfs."""
+    job_s = (2.5 + 0.1 * (jps or 1.0) + 0.01 * seed) * (1.0 if policy == "fcfs" else 0.8)
+    starts_s = [number / (jps or 1.0) for number in range(num_jobs)]
+    return run(
+        *(job(f"job-{at_s:07.3f}", start_s=at_s, ended_s=at_s + job_s) for at_s in starts_s),
+        policy=policy,
+        workload={"name": "reference", "seed": seed, "jps": jps, "concurrency": None, **workload},
+        server={},
+        metadata={
+            "commit": "abc1234",
+            "repeat": 0,
+            "versions": {"agentkv": "0.1.0"},
+            "config": {"gpu": gpu, "model": "llama-3.1-8b", "blocks": blocks},
+        },
+    )
+
+
+def swept(
+    policies: Sequence[str] = ("fcfs", "continuum", "context_serve"),
+    loads: Sequence[float] = (1, 2, 5, 8, 12),
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    **more: Any,
+) -> list[RunOutcome]:
+    cells = product(policies, loads, seeds)
+    return [made_run(policy, jps, seed=seed, **more) for policy, jps, seed in cells]
+
+
+def write_runs(folder: Path, runs: Iterable[RunOutcome]) -> Path:
+    """Each run in a folder of its own, as the commands write them."""
+    for number, each in enumerate(runs):
+        write_run(folder / f"run-{number:03}", each)
     return folder

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentkv.command_line import seconds, share, whole_number
 from agentkv.errors import InputError
 from agentkv.evals.options import add_workload_options, fill_in, workload_of
 from agentkv.evals.workload.plans import Workload
@@ -95,13 +94,3 @@ def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
     """Flags that contradict the arrivals are refused: they would stand in tables and figures."""
     with pytest.raises(InputError, match=message):
         made(*flags)
-
-
-@pytest.mark.parametrize(
-    ("flag_type", "text"),
-    [(seconds, "nan"), (seconds, "0"), (seconds, "-5"), (whole_number(1), "0"), (share, "1.1")],
-)
-def test_numbers_out_of_range_are_refused(flag_type: Any, text: str) -> None:
-    """argparse refuses limits that would cut or fail every job."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"got {text}, must be"):
-        flag_type(text)

@@ -10,7 +10,7 @@ import pytest
 
 from agentkv.cli import main as agentkv
 from agentkv.evals.outcomes import JobOutcome, RunOutcome, TurnOutcome
-from tests.evals.figures.made_runs import made_run, swept, write_runs
+from tests.evals.made_runs import made_run, swept, write_runs
 
 Plot = Callable[..., tuple[int, str]]
 """Writes the runs, draws figures of these kinds and returns exit status and what was printed."""

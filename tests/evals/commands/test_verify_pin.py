@@ -19,8 +19,6 @@ from agentkv.evals.commands.verify_pin import (
     judge,
     verdict_lines,
 )
-from tests.evals.fake_vllm import answering
-from tests.http_front import Answer
 
 TOKENS = ((136, 0), (308, 160), (550, 320), (791, 576), (958, 800))
 """Tokens of each turn's prompt, and those found in the cache; every output has 32."""
@@ -126,22 +124,6 @@ def test_only_a_failed_stock_server_gets_advice() -> None:
     lines = verdict_lines(FCFS, judge(FCFS))
     assert lines[-1] == NO_POLICY_HINT
     assert f"FAIL  {GAPS}" in lines
-
-
-@pytest.mark.parametrize(
-    ("answers", "seen"),
-    [
-        (lambda path: Answer(501, {}), "501"),
-        (lambda path: Answer(200, MODELS if "models" in path else {}), "/info names no policy"),
-    ],
-)
-def test_a_server_of_another_kind_is_bad_usage(
-    answers: Any, seen: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A server other than vLLM gives status 2 and its answer on stderr."""
-    with answering(answers) as url:
-        assert agentkv(["verify-pin", "--url", url]) == 2
-    assert seen in capsys.readouterr().err
 
 
 def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(

@@ -14,7 +14,7 @@ from agentkv.errors import InputError
 from agentkv.evals.figures import colours, in_order, saved
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.run_table import conditions, grouped, load_runs, table_of
-from tests.evals.figures.made_runs import made_run, swept, write_runs
+from tests.evals.made_runs import made_run, swept, write_runs
 
 FCFS = made_run("fcfs", turns=8)
 SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
@@ -97,14 +97,6 @@ def test_rows_that_cannot_be_drawn_are_an_error(
     _changed(write_runs(tmp_path, [made_run("fcfs")]), change)
     with pytest.raises(InputError, match=message):
         load_runs([tmp_path])
-
-
-@pytest.mark.parametrize(("name", "message"), [("rows.csv", "not a run"), ("", "no turns.jsonl")])
-def test_places_without_a_run_are_an_error(tmp_path: Path, name: str, message: str) -> None:
-    """A file of another kind and a folder without one are named."""
-    (tmp_path / "rows.csv").write_text("a,b\n")
-    with pytest.raises(InputError, match=message):
-        load_runs([tmp_path / name])
 
 
 def test_savings_compare_runs_of_the_same_jobs() -> None:
