@@ -93,7 +93,7 @@ test-fleet: $(STAMP)
 	PATH="$(CURDIR)/.venv-routers/bin:$$PATH:$(CURDIR)/.venv-ray/bin" $(PYTEST) tests -m fleet -s
 
 # What goes through the SDK itself.
-SDK_TESTS := $(addprefix tests/client/test_,sdk_clients.py tagged_call.py session.py transport.py server.py job.py)
+SDK_TESTS := $(addprefix tests/client/test_,tagger.py session.py server.py job.py)
 test-openai3: $(OPENAI3_STAMP)
 	.venv-openai3/bin/python -m pytest $(SDK_TESTS) -n 2
 

@@ -120,7 +120,7 @@ def bound(client: ClientT, job: Job[Any]) -> ClientT:
     return cast(ClientT, copy)
 
 
-def _copy_of(client: Any, kind: type) -> Any:
+def _copy_of(client: Any, kind: Any) -> Any:
     """A copy made without calling a constructor."""
     twin = kind.__new__(kind)
     for name, value in vars(client).items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 MIN_HINT_TOKENS = 512
 """Fewer tokens lost in a job are not worth a hint."""
 MAX_FAILED = 64
-"""Failed turns whose prompts are remembered."""
+"""Failed turns that are remembered for their retries."""
 TOKEN_COUNTS = (
     *("prompt_tokens", "hit_tokens", "output_tokens"),
     *("later_prompt_tokens", "later_hit_tokens"),
@@ -43,7 +43,7 @@ class Turn:
     is_last_step: bool
     last_tool: ToolTime | None
     started_at_s: float
-    body_hash: int
+    request: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,13 @@ class TurnLedger:
         self._clock = clock
         self._lock = threading.Lock()
         self._last_number = 0
+        self._num_turns = 0
+        """Turns that were answered or are in progress."""
         self._hard_limit: int | None = None
         self._is_last_step = False
         self._longest_tool: ToolTime | None = None
-        self._failed: dict[int, int] = {}
-        """Numbers of turns that failed while later ones were sent, by the hash of their bodies."""
+        self._failed: dict[Hashable, list[int]] = {}
+        """Numbers of failed turns that were not tried again, by their requests."""
         self._counts: Counter[str] = Counter()
         self._llm_s = self._tool_s = 0.0
         self._tokens: dict[str, Mapping[str, int]] = {}
@@ -124,20 +126,30 @@ class TurnLedger:
         with self._lock:
             self._hard_limit = num_turns
 
-    def begin(self, body: bytes = b"") -> Turn:
+    def begin(self, request: Hashable = None) -> Turn:
         """Open the next turn; it carries the longest tool run since the previous turn.
 
-        The same body as that of a failed turn is a retry, which has its number.
+        request: what is the same in a retry. A failed turn's number is for its retry alone: the
+        server takes a repeated number for one.
         """
-        now_s, body_hash = self._clock(), hash(body)
+        now_s = self._clock()
         with self._lock:
-            number = self._failed.pop(body_hash, None)
+            number = self._number_of_retry(request)
             if number is None:
                 number = self._last_number = self._last_number + 1
-            is_last_step = self._is_last_step or number == self._hard_limit
-            turn = Turn(number, is_last_step, self._longest_tool, now_s, body_hash)
+            self._num_turns += 1
+            is_last_step = self._is_last_step or self._num_turns == self._hard_limit
+            turn = Turn(number, is_last_step, self._longest_tool, now_s, request)
             self._is_last_step, self._longest_tool = False, None
             return turn
+
+    def _number_of_retry(self, request: Hashable) -> int | None:
+        numbers = self._failed.get(request)
+        if not numbers:
+            return None
+        if len(numbers) == 1:
+            del self._failed[request]
+        return numbers.pop(0)
 
     def finish(self, turn: Turn) -> None:
         """Close a turn that was answered, now that the last of its reply has arrived."""
@@ -146,17 +158,13 @@ class TurnLedger:
             self._llm_s += self._clock() - turn.started_at_s
 
     def fail(self, turn: Turn) -> None:
-        """Close a turn without an answer: the next request gets its number and what it carried.
-
-        The server takes a repeated number for a retry. If a later number was sent already, only a
-        request with the same body gets it.
-        """
+        """Close a turn without an answer: the next request carries what it carried."""
         with self._lock:
             self._counts["failed_calls"] += 1
-            if self._last_number == turn.number:
-                self._last_number -= 1
-            elif len(self._failed) < MAX_FAILED:
-                self._failed[turn.body_hash] = turn.number
+            self._num_turns -= 1
+            self._failed.setdefault(turn.request, []).append(turn.number)
+            if len(self._failed) > MAX_FAILED:
+                del self._failed[next(iter(self._failed))]
             self._is_last_step = self._is_last_step or turn.is_last_step
             self._note_tool(turn.last_tool)
 

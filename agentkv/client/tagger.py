@@ -57,7 +57,7 @@ class TaggedRequest:
         """Open the turn, and put its tags into the headers until the request was sent."""
         job, request = self._job, self._request
         try:
-            self._turn = job.ledger.begin(_content_of(request))
+            self._turn = job.ledger.begin((str(request.url), hash(_content_of(request))))
             tags = {**job.tags(self._turn).as_headers(), **job.routing_headers}
             if job.trace is not None:
                 self._span = job.trace.turn(self._turn.number, _shape_of(request, self.route))

@@ -96,7 +96,12 @@ def test_a_full_queue_has_room_for_releases() -> None:
     """Nobody waits; a release takes the place of the oldest delivery, a tool event none."""
     sender = Sender(max_queued=2)
     may_go_on, is_busy = threading.Event(), threading.Event()
-    busy = Inbox(action=lambda: (is_busy.set(), may_go_on.wait(20)))
+
+    def wait() -> None:
+        is_busy.set()
+        may_go_on.wait(20)
+
+    busy = Inbox(action=wait)
     tools, release = [Inbox() for _ in range(3)], Inbox()
     post(sender, busy)
     assert is_busy.wait(20)

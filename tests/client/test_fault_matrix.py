@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ def run_agent(mode: str, fault: Fault) -> Run:
             server.start()
         base_url = f"http://{fault.host}:{server.port}/v1"
         command = [sys.executable, "-c", AGENT, mode, base_url, fault.kind]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with subprocess.Popen(command, text=True, **pipes) as agent:
             return _follow(agent, fault, server)
     finally:

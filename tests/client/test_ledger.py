@@ -43,14 +43,16 @@ def test_the_next_request_takes_over_from_a_failed_turn(ledger: TurnLedger) -> N
     assert turn.last_tool == ToolTime("pytest", 7.0)
 
 
-def test_a_failed_turn_that_is_not_the_newest_leaves_its_number_to_the_same_body(
-    ledger: TurnLedger,
-) -> None:
-    """Another body is another turn, whose number must not have been sent before."""
-    first, second = ledger.begin(b"one"), ledger.begin(b"two")
+def test_the_number_of_a_failed_turn_is_for_its_retry_alone(ledger: TurnLedger) -> None:
+    """Whether another turn begins before or after it fails; it counts no more for the limit."""
+    ledger.limit_turns(3)
+    first = ledger.begin("one")
     ledger.fail(first)
-    assert [first.number, second.number] == [1, 2]
-    assert [ledger.begin(body).number for body in (b"three", b"one", b"one")] == [3, 1, 4]
+    second, third = ledger.begin("two"), ledger.begin("three")
+    ledger.fail(second)
+    retries = [ledger.begin(request) for request in ("one", "two", "one")]
+    assert [turn.number for turn in (first, second, third, *retries)] == [1, 2, 3, 1, 2, 4]
+    assert [turn.is_last_step for turn in (third, *retries)] == [False, False, True, False]
 
 
 def test_the_longest_tool_is_carried_by_the_next_turn_alone(ledger: TurnLedger) -> None:
@@ -85,7 +87,8 @@ def test_the_summary_adds_up_and_prints(books: Books, ledger: TurnLedger) -> Non
     """Turns and times are the client's, tokens those of all servers; or a line says why not."""
     books.turn(seconds=1.5)
     books.turn()
-    for said in (None, 7, [], {}, {"tokens": 1}, {"tokens": {}}):
+    answers: list[object] = [None, 7, [], {}, {"tokens": 1}, {"tokens": {}}]
+    for said in answers:
         ledger.note_answer("http://a", said)
     assert ledger.summary().hit_rate is None
     assert str(ledger.summary("not known: gone")).splitlines() == [

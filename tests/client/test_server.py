@@ -265,7 +265,7 @@ def test_jobs_that_take_turns_keep_their_own_headers(keeps_clients: bool) -> Non
         assert "/jobs/" not in request.path or f"/jobs/{job_id}/" in request.path
 
 
-class Elsewhere(httpx.HTTPTransport):
+class Elsewhere(httpx.HTTPTransport):  # type: ignore[misc]
     """Sends every request to one server and ignores its URL, as for a socket."""
 
     def __init__(self, url: str) -> None:

@@ -10,6 +10,7 @@ import inspect
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import attrgetter
@@ -258,6 +259,24 @@ def test_a_retry_has_the_number_of_the_turn(server: ScriptedServer, client: Open
     assert counts(job) == (2, 3)
 
 
+def test_a_retry_has_its_number_whatever_was_asked_meanwhile(
+    server: ScriptedServer, client: OpenAI
+) -> None:
+    """A parallel call that begins between a failure and its retry is a turn of its own."""
+    server.fail_next(500)
+    other = {**CHAT, "messages": []}
+    with agentkv.session(client, job_id="a") as job, ThreadPoolExecutor(1) as pool:
+        retried = pool.submit(ask, job.client.with_options(max_retries=1))
+        server.wait_for(lambda server: server.requests)
+        ask(job.client, options=other)
+        retried.result(20)
+    assert [(turn.tags["turn"], len(turn.body["messages"])) for turn in server.turns] == [
+        (1, 1),
+        (2, 0),
+        (1, 1),
+    ]
+
+
 @contextmanager
 def front(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
     """A server of our own for what the scripted one does not do; gives its root URL."""
@@ -417,8 +436,8 @@ async def test_a_call_that_is_cancelled_is_no_turn(async_client: AsyncOpenAI) ->
     async with httpx.AsyncClient(transport=Waiting()) as waiting:
         with agentkv.session(waiting, on_missing_server="ignore") as job:
             dropped = waiting.post("http://nowhere.invalid/v1/responses", json={})
-            dropped.send(None)  # type: ignore[attr-defined]
-            contextvars.Context().run(dropped.close)  # type: ignore[attr-defined]
+            dropped.send(None)
+            contextvars.Context().run(dropped.close)
             assert counts(job) == (0, 1)
 
 

@@ -56,7 +56,10 @@ def by_httpx_stream(root_url: str) -> None:
 
 
 def by_requests(root_url: str) -> None:
-    requests.post(f"{root_url}/v1/messages", json=REQUEST, timeout=60).raise_for_status()
+    job = agentkv.current_job()
+    assert job is not None
+    url, headers = f"{root_url}/v1/messages", job.headers
+    requests.post(url, json=REQUEST, headers=headers, timeout=60).raise_for_status()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_a_session_is_a_job_with_any_client(
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or its import asks the network
     root_url = tiny_continuum_server.root_url
     server = agentkv.ServerAPI(root_url)
-    with agentkv.session() as job:
+    with agentkv.session(server=root_url) as job:
         ask(root_url)
         with job.tool("ls"):
             pass
@@ -88,7 +91,9 @@ def test_a_session_is_a_job_with_any_client(
     while any(live["job_id"] == job.job_id for live in server.jobs()):
         assert time.monotonic() < deadline_s
     summary = job.summary()
-    assert (summary.turns, summary.failed_calls, summary.turns_without_usage) == (2, 0, 0)
-    assert summary.cached_tokens is not None
+    assert (summary.turns, summary.failed_calls) == (0 if ask is by_requests else 2, 0)
+    assert summary.hit_tokens is not None
     assert summary.prompt_tokens is not None
-    assert 0 < summary.cached_tokens < summary.prompt_tokens
+    assert 0 < summary.hit_tokens < summary.prompt_tokens
+    assert summary.hit_rate is not None
+    assert summary.hit_rate > 0.5
