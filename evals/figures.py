@@ -41,6 +41,12 @@ COLOURS = {
 }
 """Policies in the order of a legend, fcfs first; others have what is left of the palette."""
 _SPARE = (PURPLE, GREEN, BROWN, PINK)
+_STYLE = {
+    "svg.hashsalt": "agentkv",
+    "svg.fonttype": "none",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
 _CHARS_PER_IN = 17
 _PANEL_IN = (4.2, 3.2)
 _ROOM_FOR_TEXT = 1.7
@@ -68,36 +74,6 @@ def colours(policies: Iterable[str]) -> dict[str, str]:
     names = in_order(policies)
     unknown = [name for name in names if name not in COLOURS]
     return {name: COLOURS.get(name) or _SPARE[unknown.index(name) % len(_SPARE)] for name in names}
-
-
-@contextmanager
-def common_style() -> Iterator[None]:
-    """seaborn's style for everything drawn inside the block."""
-    own = {
-        "svg.hashsalt": "agentkv",
-        "svg.fonttype": "none",
-        "axes.titlelocation": "left",
-        "legend.frameon": False,
-    }
-    style = sns.axes_style("whitegrid") | sns.plotting_context("paper")
-    with mpl.rc_context(style | own):
-        yield
-
-
-def new_figure(width_in: float, height_in: float) -> Any:
-    """An empty figure that lays itself out."""
-    return Figure(figsize=(width_in, height_in), layout="constrained")
-
-
-def save(figure: Any, path: Path, *, conditions: str) -> Path:
-    """Write the PNG, or SVG, with the conditions under it; OSError if that fails."""
-    width = int(figure.get_size_inches()[0] * _CHARS_PER_IN)
-    text = textwrap.fill(conditions, width)
-    figure.supxlabel(text, fontsize=7, color=GREY, x=0.01, ha="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unnamed = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-    figure.savefig(path, dpi=160, metadata=unnamed)
-    return path
 
 
 def draw_policies(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
@@ -297,9 +273,11 @@ def _panels(
     note: str = "error bars: least to largest run",
 ) -> Iterator[list[Any]]:
     """Panels to draw on, in rows; then one legend above them, and the file."""
-    size = (width_in or _PANEL_IN[0] * num_columns, _PANEL_IN[1] * (height or num_rows))
-    with common_style():
-        figure = new_figure(size[0], size[1] + 0.6)
+    width_in = width_in or _PANEL_IN[0] * num_columns
+    height_in = _PANEL_IN[1] * (height or num_rows) + 0.6
+    style = sns.axes_style("whitegrid") | sns.plotting_context("paper") | _STYLE
+    with mpl.rc_context(style):
+        figure: Any = Figure(figsize=(width_in, height_in), layout="constrained")
         panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         yield panels
         handles: dict[str, Any] = {}
@@ -314,7 +292,12 @@ def _panels(
         if handles:
             columns = {"ncols": min(4, len(handles)), "loc": "outside upper center"}
             figure.legend(handles.values(), handles.keys(), **columns)
-        save(figure, path, conditions=f"{conditions(runs)}; {note}")
+        text = textwrap.fill(f"{conditions(runs)}; {note}", int(width_in * _CHARS_PER_IN))
+        figure.supxlabel(text, fontsize=7, color=GREY, x=0.01, ha="left")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # without its date and maker a file depends on its rows alone
+        unnamed = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, dpi=160, metadata=unnamed)
 
 
 def _draw_lines(axes: Any, table: pd.DataFrame, label: str) -> None:

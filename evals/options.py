@@ -13,7 +13,6 @@ from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
 from .workload.workloads import WORKLOADS, make_workload
 
-MODES = ("replay", "live")
 _WORKLOAD_FLAGS = (
     *("trace", "jobs", "duration", "jps", "concurrency", "arrivals", "turns", "tools"),
     *("max_context_tokens", "token_scale", "seed"),
@@ -45,16 +44,8 @@ def add_kept(parser: Any, out: str, *, is_required: bool = False, resume: str = 
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
-def add_mode(parser: Any) -> None:
-    """Add `--mode`, how jobs are played, and `--max-output-tokens`."""
-    mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
-    parser.add_argument("--mode", choices=MODES, default=MODES[0], help=mode_help)
-    most = {"type": whole_number(1), "default": 512, "metavar": "N", "help": "in live mode (512)"}
-    parser.add_argument("--max-output-tokens", **most)
-
-
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `bench`, `compare` and `simulate` that describe a workload.
+    """Add the flags of `bench` and `simulate` that describe a workload.
 
     None of them but `--seed` has a default of its own: see `fill_in`.
     """

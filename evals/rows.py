@@ -12,7 +12,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -41,11 +42,11 @@ def require_free(path: Path, *, force: bool, flag: str = "--out") -> None:
         raise InputError(f"{path} exists: choose another {flag}, or --force")
 
 
-def require_writable(path: Path, *, force: bool) -> None:
-    """Make the file's folder; InputError if that fails, or the file exists without `force`."""
-    require_free(path, force=force)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise InputError, which names the path, for an OSError of the block."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise InputError(f"{path} cannot be written: {reason_of(error)}") from error
 
@@ -119,15 +120,13 @@ class RunWriter:
     def __init__(self, folder: Path, facts: Mapping[str, Any], *, force: bool = False) -> None:
         """Raises InputError if the folder holds a run, without `force`, or cannot be made."""
         for name in (RUN_FILE, TURNS_FILE):
-            require_writable(folder / name, force=force)
+            require_free(folder / name, force=force)
         self._folder = folder
         self._facts = dict(facts)
-        try:
+        with writing(folder):
             for name in (RUN_FILE, RECORD_FILE):
                 (folder / name).unlink(missing_ok=True)
             self._turns = RowFile(folder / TURNS_FILE)
-        except OSError as error:
-            raise InputError(f"{folder} cannot be written: {reason_of(error)}") from error
 
     def add_turn(self, job: JobOutcome, turn: TurnOutcome, *, is_last: bool) -> None:
         """Write a row; a job's last row says how the job ended. `job` need not hold the turn."""

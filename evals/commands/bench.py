@@ -46,7 +46,6 @@ from agentkv.policies.names import (
 
 from ..options import (
     add_kept,
-    add_mode,
     add_server,
     add_workload_options,
     describe_workload,
@@ -61,7 +60,7 @@ from ..tables import cell, text_table
 
 RESULT_FILE = "bench.json"
 DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
-RUNNING_SERVER: Mapping[str, Any] = MappingProxyType({"jps": 1.0, "duration": 60.0})
+RUNNING_SERVER = {"jps": 1.0, "duration": 60.0}
 """Defaults of the workload with --url."""
 
 
@@ -302,7 +301,10 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_options(parser)
     run = parser.add_argument_group("runs")
     add = run.add_argument
-    add_mode(run)
+    mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
+    add("--mode", choices=("replay", "live"), default="replay", help=mode_help)
+    most_help = "in live mode (512)"
+    add("--max-output-tokens", type=whole_number(1), default=512, metavar="N", help=most_help)
     add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
     add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     deadline_help = "also show the share of jobs that end within S seconds"

@@ -27,7 +27,7 @@ from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds
 from agentkv.visible import visible
 
 from ..options import add_kept, add_server
-from ..rows import require_writable, write_whole
+from ..rows import require_free, write_whole, writing
 from ..server import BlockPool, ServerFacts, ServerUnderTest, Snapshot, TurnError
 
 NO_POLICY_HINT = (
@@ -308,7 +308,9 @@ def main(argv: Sequence[str]) -> int:
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     result_file = None if options.out is None else Path(options.out) / "verify_pin.json"
     if result_file is not None:
-        require_writable(result_file, force=options.force)
+        require_free(result_file, force=options.force)
+        with writing(result_file):
+            result_file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with ServerUnderTest(options.url, api_key=options.api_key) as server:
             facts = server.facts(options.model)

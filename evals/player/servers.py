@@ -85,8 +85,10 @@ class BenchPlan:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every server: the same cores for all, where some have a tier."""
-        is_unlike = any(policy.has_offload for policy in self.policies)
-        return {CORES: os.environ.get(CORES, all_cores())} if is_unlike else {}
+        if not any(policy.has_offload for policy in self.policies):
+            return {}
+        ours = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        return {CORES: os.environ.get(CORES, ours)}
 
     def args(self, policy: Contestant) -> tuple[str, ...]:
         """Flags of a policy's servers."""
@@ -210,11 +212,6 @@ class BenchPlan:
                     "--out, or --force"
                 )
         return run
-
-
-def all_cores() -> str:
-    """The cores that this process may use, as CORES has them."""
-    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
 
 
 def _say(line: str) -> None:

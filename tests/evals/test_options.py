@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +37,6 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
     assert parse("--arrivals", "burst").jps == 1.0
     closed = {"concurrency": 6, "jobs": 12}
     assert parse("--jps", "2", defaults=closed).concurrency is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "num_jobs"),
-    [
-        (("--jobs", "7"), 7),
-        (("--jobs", "7", "--concurrency", "3"), 7),
-        (("--jobs", "16", "--arrivals", "burst"), 16),
-        (("--jobs", "2", "--trace", "{trace}"), 2),
-    ],
-)
-def test_a_workload_has_the_number_of_jobs_its_flags_say(
-    flags: tuple[str, ...], num_jobs: int, tmp_path: Path
-) -> None:
-    """Each way of saying how many works, and --trace alone selects the workload `trace`."""
-    path = tmp_path / "t.jsonl"
-    counts = {"prompt_tokens": 5, "output_tokens": 1, "command": None, "tool_s": None}
-    path.write_text(json.dumps({"job_id": "a", "turn": 0, **counts}) + "\n")
-    workload = made(*(flag.format(trace=path) for flag in flags))
-    assert len(workload.jobs) == num_jobs
-    assert workload.name == ("trace" if "--trace" in flags else "reference")
 
 
 @pytest.mark.parametrize(
