@@ -161,7 +161,5 @@ def _served_model(root_url: str) -> str:
         model = send_request("GET", f"{root_url}/v1/models", None, headers={})["data"][0]["id"]
     except (AgentKVServerError, LookupError, TypeError) as error:
         reason = error if isinstance(error, AgentKVServerError) else "no models listed"
-        raise InputError(
-            f"no model's name from the server ({reason}): is it running? Or give --model NAME"
-        ) from None
+        raise InputError(f"no model's name from the server ({reason}); give --model NAME") from None
     return str(model)

@@ -138,7 +138,7 @@ def test_an_agent_that_reads_a_file_is_not_started_without_it(tmp_path: Path) ->
             (["claude", url], "is no server's URL")
             for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://[::1", "http://a:b")
         ),
-        (["claude", "http://127.0.0.1:1"], "is it running? Or give --model NAME"),
+        (["claude", "http://127.0.0.1:1"], "is the server running?); give --model NAME"),
     ],
 )
 def test_wrong_input_is_answered_in_words(

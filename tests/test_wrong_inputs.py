@@ -65,8 +65,9 @@ WRONG = [
     (f"bench --url {DEAD} --jobs 1", "no answer (ConnectError"),
     (f"verify-pin --url {DEAD}", "no answer (ConnectError"),
     (f"simulate calibrate --base-url {DEAD} --out p.json", "no answer (ConnectError"),
-    (f"explain job --url {DEAD}", "no answer (ConnectError"),
-    (f"record {DEAD}", "no answer (ConnectError"),
+    (f"explain job --url {DEAD}", "is the server running?"),
+    (f"record {DEAD}", "is the server running?"),
+    (f"replay {DEAD}", "is the server running?"),
     (f"run claude {DEAD}", "ive --model NAME"),
     (
         "explain job --url PAGES",

@@ -62,7 +62,7 @@ def send_request(
                     raise TimeoutError(f"more than {2 * timeout_s:g} s")
     except Exception as error:  # httpx's own, or that of a transport its owner gave it
         is_late = any("Timeout" in kind.__name__ for kind in type(error).__mro__)
-        text = f"{url}: no answer ({type(error).__name__}: {error})"
+        text = f"{url}: no answer ({type(error).__name__}: {error}): is the server running?"
         raise NoAnswerError(text, is_late=is_late) from error
     if not reply.is_success:
         seen = shown(reply, content)

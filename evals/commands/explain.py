@@ -108,18 +108,6 @@ def report(job: Mapping[str, Any]) -> str:
     return "\n".join(map(visible, lines))
 
 
-def _against_stock(savings: Mapping[str, Any]) -> str:
-    """What later turns found in the cache, and what stock vLLM would have found."""
-    prompts = savings.get("compared_tokens")
-    if not prompts:
-        return "not compared with stock yet"
-    hits, stock = (savings[name] / prompts for name in ("compared_hit_tokens", "stock_hit_tokens"))
-    return (
-        f"{hits:.0%} of prompt tokens came from the cache; stock: about {stock:.0%}, "
-        f"{savings['gained_engine_s']:.2f} s of engine time"
-    )
-
-
 def _turn_lines(turn: Mapping[str, Any], miss: Mapping[str, Any]) -> list[str]:
     found = f"found {turn['hit_tokens']:,} of {turn['expected_tokens']:,} tokens"
     lines = [f"  turn {turn['turn']}: {found}", f"{_INDENT}{miss['why']}"]
