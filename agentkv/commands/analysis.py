@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import takewhile
 
 from agentkv.commands.programs import (
@@ -95,8 +96,14 @@ def analyze_command(text: str) -> CommandAnalysis:
             f"a command is a str of bash: got {text!r:.80} ({type(text).__name__}); the command "
             "of a tool call is None where the call runs none: leave that one out"
         )
+    return _analyzed(text[: 16 * MAX_READ_CHARS])
+
+
+@lru_cache(maxsize=32)
+def _analyzed(text: str) -> CommandAnalysis:
+    """Read a command once, for all that predicts, shows and learns from it."""
     found = _Found()
-    text, bare = _cut_heredocs(text[: 16 * MAX_READ_CHARS], found.heredocs)
+    text, bare = _cut_heredocs(text, found.heredocs)
     _Script(bare[:MAX_READ_CHARS], found).read()
     programs = [each for each in found.programs if each.name not in ("cd", "pushd")]
     return CommandAnalysis(

@@ -134,9 +134,10 @@ def _last_name(name: str) -> str:
 
 def _tool_of(call: Call) -> tuple[float | None, float | None, float]:
     """Return the seconds of the tool's unit, of its usual and of its highest limit."""
+    last_name = _last_name(call.name)
     for row in _TABLES["tool"]:
         names = row["names"].split()
-        is_named = not names or call.name in names or _last_name(call.name) in names
+        is_named = not names or call.name in names or last_name in names
         if is_named and row.get("with") in (None, *call.arguments):
             unit_s = _UNITS.get(row.get("unit"))
             return unit_s, row.get("default_s"), row.get("max_s", math.inf)

@@ -160,7 +160,8 @@ class CellEstimator:
     def _added_by(self, parts: tuple[str, ...]) -> tuple[float, float]:
         """Return mean and variance of what these parts together add to ln(seconds)."""
         weights = [self._weights.get(part, (0.0, PART_VARIANCE)) for part in parts]
-        return sum(mean for mean, _ in weights), sum(variance for _, variance in weights)
+        means, variances = zip(*weights, strict=True)
+        return sum(means), sum(variances)
 
     def _learn_parts(self, parts: tuple[str, ...], added: float) -> None:
         mean, variance = self._added_by(parts)
