@@ -104,7 +104,7 @@ async def _trajectory(loop: Loop) -> None:
         assert (await loop.ask("job", "uid_0"))["turns"] == 2
     summary = job.summary()
     assert (summary.turns, summary.failed_calls, summary.tool_calls) == (2, 0, 1)
-    assert (summary.prompt_tokens, summary.cached_tokens) == (320 + len(context), 320)
+    assert (summary.prompt_tokens, summary.hit_tokens) == (320 + len(context), 320)
     assert summary.output_tokens == 16
     assert await loop.until("uid_0", lambda job: job is None) is None
     assert (await loop.ask("stats"))["pin_ends_total"]["released"] == 1
@@ -162,7 +162,7 @@ def _llm_in_one_process(folder: str) -> dict[str, Any]:
         "held": held > 0,
         "last_tool": last_tool,
         "turns": (turns, summary.turns),
-        "cached": summary.cached_tokens,
+        "cached": summary.hit_tokens,
         "after": ask("job", "uid_0"),
     }
 
