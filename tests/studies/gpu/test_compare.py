@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.outcomes import compare
-from agentkv.evals.simulator.cost import MODELS, FittedLine
+from agentkv.evals.simulator.cost import MODELS
 from agentkv.evals.simulator.cost import kv_token_bytes as kv_token_bytes_of
-from agentkv.evals.simulator.machine import ServerProfile
-from studies.gpu.compare import Experiment, read_experiment, simulated_means, table_beside_simulator
+from studies.gpu.compare import Experiment, read_experiment
 from studies.gpu.random_model import REAL_CONFIGS, kv_token_bytes, write_random_model
-from tests.evals.made_runs import job, run
 
 
 def read(*flags: str) -> Experiment:
@@ -46,39 +42,6 @@ def test_a_gpu_run_downloads_nothing(tmp_path: Path) -> None:
     other = read("--model", "some/model", "--out", str(out))
     assert other.plan.model == "some/model"
     assert other.machines() == []  # until its server is measured
-
-
-def test_the_simulators_means_stand_beside_the_measured_ones(tmp_path: Path) -> None:
-    """Each policy but a rival has its simulated mean and ratio, on both machines."""
-    names = ("fcfs", "agentkv", "agentkv+offload")
-    jobs = ("--jobs", "1", "--turns", "3")
-    policies = [flag for name in names for flag in ("--policy", name)]
-    made = read("--out", str(tmp_path), *jobs, *policies)
-    measured = ServerProfile(
-        name="h100, measured",
-        model="llama-3.1-8b",
-        step=FittedLine(0.02, 1e-4, 0.0, 1e-4, 1e-7),
-        request_s=0.01,
-        num_blocks=3000,
-        block_tokens=16,
-        kv_token_bytes=131_072,
-        max_num_seqs=8,
-        max_num_batched_tokens=2048,
-        max_model_tokens=6000,
-    )
-    (tmp_path / "profile.json").write_text(measured.model_dump_json())
-    expected = simulated_means(made)
-    assert list(expected) == ["h100", "h100, measured"]
-    assert all(tuple(means_s) == names for means_s in expected.values())
-    expected_s = expected["h100"]
-    assert expected_s["fcfs"] == pytest.approx(expected_s["agentkv"])  # one job is alone
-    runs = [run(job(), policy=name, metadata={"repeat": 0}) for name in (*names, "other")]
-    policies_of = {result.policy: asdict(result) for result in compare(runs, "fcfs")}
-    document = {"baseline": "fcfs", "policies": policies_of}
-    lines = table_beside_simulator(document, expected_s, "h100").splitlines()
-    assert lines[0] == "Simulated on h100:"
-    assert [line.split()[0] for line in lines[3:]] == list(names)
-    assert f"{expected_s['fcfs']:.2f}" in lines[3]
 
 
 @pytest.mark.parametrize("name", REAL_CONFIGS)
