@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import shlex
 import shutil
 import sys
@@ -27,7 +28,6 @@ from agentkv.evals.player.run import LoadOptions
 from agentkv.evals.player.servers import READY_TIMEOUT_S, BenchPlan, Contestant
 from agentkv.integrations.vllm.serve import value_of
 from agentkv.policies.names import known_policies
-from agentkv.protocol.foreign import CONTEXT_FIELD, agentic_context
 from agentkv.server.process import HTTPProcess, free_port
 
 
@@ -88,9 +88,12 @@ class RivalPlan(BenchPlan):
 
 
 def context_of(job_id: str, is_last: bool) -> Mapping[str, Any]:
-    """What a rival's requests carry."""
-    context = agentic_context({"job_id": job_id, "is_last_step": is_last})
-    return {"vllm_xargs": {CONTEXT_FIELD: context}}
+    """What a rival's requests carry; stock vLLM ignores it.
+
+    Source: agentinfer 0.2.0, scheduling/identity.py; vllm-router 0.1.17 reads the same field.
+    """
+    context = {"program_id": job_id, "task_id": job_id, "expected_resume": not is_last}
+    return {"vllm_xargs": {"agentic_context": json.dumps(context)}}
 
 
 def read_rivals(flags: Sequence[str], proxies: Sequence[str]) -> list[Rival]:

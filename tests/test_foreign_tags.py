@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import pytest
 
 from agentkv.protocol import MAX_ID_CHARS, Tags, bounded_id
-from agentkv.protocol.foreign import add_foreign, agentic_context, fields_from_headers
+from agentkv.protocol.foreign import add_foreign, fields_from_headers
 
 CLAUDE = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
 CODEX = {"thread-id": "t", "session-id": "s"}
@@ -144,15 +143,3 @@ def test_an_id_of_any_length_has_an_end() -> None:
     assert main == Tags(bounded_id(token))
     assert child.parent_job_id == main.job_id
     assert len(child.job_id or "") <= MAX_ID_CHARS
-
-
-def test_what_the_client_sends_to_routers_reads_back() -> None:
-    """`agentic_context` as the client writes it is what the table reads."""
-    tags = Tags("j", True, "p", 2)
-    assert (
-        add_foreign(Tags(), ({"agentic_context": agentic_context(tags.as_fields())},), {}) == tags
-    )
-    assert json.loads(agentic_context({"job_id": "j"})) == {
-        **{"program_id": "j", "task_id": "j"},
-        "expected_resume": True,
-    }

@@ -42,9 +42,6 @@ class Settings(PredictorSettings):
     prefixes of several clients are computed and kept once for each."""
     infer_jobs: bool = True
     """Requests without a `job_id` that continue an earlier one, as agents do, belong to a job."""
-    agentic_router: bool = False
-    """A router in front goes by `vllm_xargs.agentic_context` and `POST /finish_session`, as
-    vllm-router does: clients send both, too."""
     job_lease_s: float = Field(1800.0, gt=0, le=604_800, allow_inf_nan=False)
     """A job with no turn and no tool signal for this many seconds is forgotten."""
     max_jobs: int = Field(10_000, ge=1, le=1_000_000)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from agentkv.protocol import TAG_HEADERS, Tags, header_fields, read_tags
 
-CONTEXT_FIELD = "agentic_context"
 MAX_CONTEXT_CHARS = 16 * 1024  # of an object that is sent as JSON text
 
 _TABLE = """
@@ -118,18 +117,6 @@ def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
     """The tags that all headers set, ours unchecked; names are in lower case."""
     ours = header_fields(headers)
     return {**add_foreign(read_tags(ours, []), (), headers).as_fields(), **ours}
-
-
-def agentic_context(tags: Mapping[str, object]) -> str:
-    """The tags of a request as AgentInfer and vllm-router read them in `vllm_xargs`, which takes
-    text; stock vLLM ignores it.
-
-    Source: agentinfer 0.2.0, scheduling/identity.py; vllm-router 0.1.17 reads the same field.
-    """
-    names = {"job_id": "program_id", "parent_job_id": "parent_program_id", "turn": "step_id"}
-    context = {name: tags[tag] for tag, name in names.items() if tag in tags}
-    context["task_id"] = tags.get("parent_job_id") or tags.get("job_id")
-    return json.dumps({**context, "expected_resume": not tags.get("is_last_step")})
 
 
 def sources_table() -> str:
