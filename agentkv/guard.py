@@ -1,8 +1,8 @@
 """Asks rules that somebody else wrote, and takes another answer where theirs cannot be used.
 
 An exception, an answer of another form and a late answer are faults. A late answer is used all the
-same: it is known by then, and a busy machine can make any answer late. Knows nothing of what is
-asked: the owner of the rules has a table of checks, one a question.
+same: it is known by then, and a busy machine can make any answer late. The owner of the
+rules has a table of checks, one a question.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `frameworks` wraps functions with `a_run`, `a_turn` and `a_tool`. A call lasts until it returns, or
 until what it returns is used up: a coroutine, a generator, an async generator, an async context
-manager, a future. Knows no framework. A failure of ours is logged once, and the original goes on.
+manager, a future. A failure of ours is logged once, and the original goes on.
 """
 
 from __future__ import annotations

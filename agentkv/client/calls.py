@@ -103,9 +103,3 @@ def connections(tls: Any = None) -> httpx.Client:
     while len(_clients) >= MAX_POOLS:
         _clients.pop(next(iter(_clients)))
     return _clients.setdefault(key, client)
-
-
-def close_connections() -> None:
-    """Close the idle connections to all servers; the next call opens new ones."""
-    for key in [key for key in _clients if key[0] == os.getpid()]:
-        _clients.pop(key).close()

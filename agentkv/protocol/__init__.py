@@ -1,7 +1,7 @@
 """The fields and headers that travel between client and server, and the values each may have.
 
-The client checks its caller's arguments with it, the server plugin the requests that arrive. Knows
-names, types and ranges; knows nothing about connections, sessions or vLLM.
+The client checks its caller's arguments with it, the server plugin the requests that arrive. It
+has their names, types and ranges.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
-from agentkv.client.calls import close_connections
+from agentkv.client import calls
 from agentkv.client.context import job_made_current
 from agentkv.protocol import ToolEvent
 from tests.scripted_apis import ScriptedServer
@@ -302,8 +302,8 @@ def test_an_odd_proxy_in_the_environment_costs_only_the_reports(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Connections of our own use the environment; if that is wrong, one warning says so."""
-    close_connections()
     with monkeypatch.context() as patch:
+        patch.setattr(calls, "_clients", {})  # no connection is open yet
         patch.setenv("ALL_PROXY", proxy)
         with agentkv.session(server=server.root_url) as job, job.tool("ls"):
             pass
