@@ -85,38 +85,16 @@ def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
 
 def jobs_that_fit(jobs: Sequence[JobPlan], machine: Machine) -> float:
     """Jobs at once, on their way at any point, whose contexts just fill the pool."""
-    return machine.pool_tokens / _mean_tokens([_held(job, machine) for job in jobs])
+    held = [held_alone(job, machine) for job in jobs]
+    return machine.pool_tokens / mean_tokens(held)
 
 
-def _mean_tokens(held: Sequence[tuple[float, float]]) -> float:
+def mean_tokens(held: Sequence[tuple[float, float]]) -> float:
+    """Tokens that a job holds at a point on its way, by what `held_alone` says of several."""
     return fmean(token_s for token_s, _ in held) / fmean(duration_s for _, duration_s in held)
 
 
-def enough_jps(jobs: Sequence[JobPlan], machine: Machine) -> float:
-    """Jobs per second for which the server is just enough: the lower of what its pool and its GPU
-    carry. Above it memory runs short, or turns queue for the GPU.
-
-    Memory by Little's law: contexts held = rate x token-seconds of a job. Compute: each token of a
-    job once, prompts in full batches, outputs in batches of as many contexts as the pool holds.
-    """
-    held = [_held(job, machine) for job in jobs]
-    token_s, mean_tokens = fmean(token_s for token_s, _ in held), _mean_tokens(held)
-    num_resident = int(machine.pool_tokens / mean_tokens)
-    num_decodes = max(1, min(machine.max_num_seqs, num_resident))
-    prefills, decodes = StepBatch(), StepBatch()
-    prefills.add_prefill(machine.max_num_batched_tokens, int(mean_tokens))
-    for _ in range(num_decodes):
-        decodes.add_decode(int(mean_tokens))
-    prefill_tokens = fmean(sum(turn.added_tokens for turn in job.turns) for job in jobs)
-    output_tokens = fmean(sum(turn.output_tokens for turn in job.turns) for job in jobs)
-    work_s = (
-        prefill_tokens * machine.cost.step_s(prefills) / machine.max_num_batched_tokens
-        + output_tokens * machine.cost.step_s(decodes) / num_decodes
-    )
-    return min(machine.pool_tokens / token_s, 1.0 / work_s)
-
-
-def _held(job: JobPlan, machine: Machine) -> tuple[float, float]:
+def held_alone(job: JobPlan, machine: Machine) -> tuple[float, float]:
     """Token-seconds and seconds of one job alone; its context grows evenly while it decodes."""
     token_s = duration_s = 0.0
     context_tokens = 0

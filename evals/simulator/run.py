@@ -1,35 +1,34 @@
-"""Plays one workload on a simulated engine under one policy: both on one timeline."""
+"""Plays a workload on a simulated engine under each policy: agents and engine on one timeline.
+
+Imports vLLM.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentkv.errors import InputError
+from agentkv.errors import InputError, RunError
 from agentkv.policies.names import PolicyChoice
 
-from ..outcomes import JobOutcome
+from ..outcomes import JobOutcome, RunOutcome
+from ..progress import progress
+from ..rows import RUN_FILE, TURNS_FILE, RunWriter, require_free, row_facts
 from ..workload.plans import Workload, with_children
 from .agents import Agents, Replies, Timeline
+from .alone import alone_s
 from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine
-from .machine import DEFAULT_DRAM_GIB, GIB, MAX_BLOCKS, Machine
+from .machine import GIB, MAX_BLOCKS, Machine
+from .plan import RunOptions, SimulationPlan
 from .plugin import make_scheduler
 from .turns import LiveTurn
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
-    clients tag their requests and report tools."""
-
-    has_jumps: bool = True
-    dram_gib: float = DEFAULT_DRAM_GIB
-    record_events: int = 0
-    has_tags: bool = True
+from .vllm_scheduler import VLLM_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +184,91 @@ def _blocks_for_all(workload: Workload, machine: Machine) -> int:
             f"{MAX_BLOCKS:,}; use fewer --jobs or --max-turns"
         )
     return max(num_blocks, machine.num_blocks)
+
+
+def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
+    """Each policy's run, its rows on disk as jobs end; and the reason if it ended early.
+
+    Raises InputError before the first job is played.
+    """
+    for policy in plan.policies:
+        folder = plan.folder_of(policy)
+        for name in (RUN_FILE, TURNS_FILE):
+            if folder is not None:
+                require_free(folder / name, force=plan.is_forced)
+        check_pool(plan.workload, plan.machine, policy, plan.options.dram_gib)
+    runs: list[RunOutcome] = []
+    try:
+        jobs = with_children(plan.workload.jobs)
+        alone = {job.job_id: alone_s(job, plan.machine) for job in jobs}
+        for policy in plan.policies:
+            run, reason = _play_policy(plan, policy, alone)
+            runs.append(run)
+            _warn_of_failures(run)
+            if reason is not None:
+                return runs, f"{policy.name}: {reason}"
+    except KeyboardInterrupt:  # before the first run, or between two
+        return runs, "interrupted"
+    return runs, None
+
+
+def _play_policy(
+    plan: SimulationPlan, policy: PolicyChoice, alone: Mapping[str, float]
+) -> tuple[RunOutcome, str | None]:
+    metadata = plan.metadata(VLLM_VERSION)
+    simulation = Simulation(plan.workload, plan.machine, policy, plan.options, alone_s=alone)
+    facts, folder = row_facts(policy.name, plan.described, metadata), plan.folder_of(policy)
+    writer = None if folder is None else RunWriter(folder, facts, force=plan.is_forced)
+    reason: str | None = None
+    with writer or nullcontext():
+        try:
+            _write_as_jobs_end(simulation, policy.name, len(plan.workload.jobs), writer)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        except (RunError, OSError) as error:
+            reason = str(error)
+        result, machine = simulation.result(), simulation.machine.as_dict()
+        metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
+        run = RunOutcome(policy.name, plan.described, result.jobs, result.counters, metadata)
+        try:
+            if writer is not None:
+                _finish(writer, run, result.record)
+        except OSError as error:
+            reason = str(error)
+    return run, reason
+
+
+def _write_as_jobs_end(
+    simulation: Simulation, name: str, num_jobs: int, writer: RunWriter | None
+) -> None:
+    """Play all jobs; show how far they are, and write their rows as they end."""
+    with progress(name, num_jobs, "jobs") as show:
+
+        def job_ended(job: JobOutcome, num_ended: int) -> None:
+            if writer is not None:
+                writer.add_job(job)
+            num_arrived, now_s = simulation.num_arrived, simulation.now_s
+            show(
+                num_ended,
+                f"{num_arrived - num_ended} running, {now_s:.0f} s are simulated",
+            )
+
+        simulation.run(on_job_end=job_ended)
+
+
+def _finish(writer: RunWriter, run: RunOutcome, record: dict[str, Any] | None) -> None:
+    """Write the rows of jobs that were cut, the run and its event log."""
+    for job in run.jobs:
+        if job.status == "cut":
+            writer.add_job(job)
+    writer.finish(run, record if record is not None and record["jobs"] else None)
+
+
+def _warn_of_failures(run: RunOutcome) -> None:
+    failed = [job for job in run.jobs if job.status == "failed"]
+    if failed:
+        print(
+            f"agentkv simulate: {run.policy}: {len(failed)} of {len(run.jobs)} jobs failed, the "
+            f"first because of {failed[0].turns[-1].error}; --max-context-tokens keeps jobs short",
+            file=sys.stderr,
+        )

@@ -16,7 +16,8 @@ from typing import Any
 
 from agentkv.evals.simulator.agents import Agents
 from agentkv.evals.simulator.machine import Limits, make_machine
-from agentkv.evals.simulator.run import RunOptions, Simulation
+from agentkv.evals.simulator.plan import RunOptions
+from agentkv.evals.simulator.run import Simulation
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from agentkv.policies.names import simulated_policy
 from agentkv.protocol import Tags

@@ -204,7 +204,8 @@ def simulated_means(experiment: Experiment) -> Means:
 
     Raises InputError for a tier where the size of KV is not known.
     """
-    from agentkv.evals.simulator.run import RunOptions, Simulation  # vLLM: seconds to import
+    from agentkv.evals.simulator.plan import RunOptions
+    from agentkv.evals.simulator.run import Simulation  # vLLM: seconds to import
     from agentkv.policies.names import NOT_SIMULATED, simulated_policy
 
     plan, options = experiment.plan, RunOptions(dram_gib=experiment.plan.dram_gib)

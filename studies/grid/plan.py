@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.alone import alone_s, enough_jps
+from agentkv.evals.simulator.alone import alone_s, held_alone, mean_tokens
+from agentkv.evals.simulator.cost import StepBatch
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.workload.plans import Workload, deal_jobs, with_children
+from agentkv.evals.workload.plans import JobPlan, Workload, deal_jobs, with_children
 from agentkv.evals.workload.workloads import make_workload
 
 FOOTPRINT_JOBS, FOOTPRINT_SEED = 200, 0
@@ -94,6 +96,30 @@ class Regime:
 def _one_x_jps(regime: Regime) -> float:
     sample = {"num_jobs": FOOTPRINT_JOBS, "jps": 1.0, "concurrency": None, "arrivals": None}
     return enough_jps(regime.jobs(FOOTPRINT_SEED, **sample).jobs, regime.machine())
+
+
+def enough_jps(jobs: Sequence[JobPlan], machine: Machine) -> float:
+    """Jobs per second for which the server is just enough: the lower of what its pool and its GPU
+    carry. Above it memory runs short, or turns queue for the GPU.
+
+    Memory by Little's law: contexts held = rate x token-seconds of a job. Compute: each token of a
+    job once, prompts in full batches, outputs in batches of as many contexts as the pool holds.
+    """
+    held = [held_alone(job, machine) for job in jobs]
+    token_s, num_tokens = fmean(token_s for token_s, _ in held), mean_tokens(held)
+    num_resident = int(machine.pool_tokens / num_tokens)
+    num_decodes = max(1, min(machine.max_num_seqs, num_resident))
+    prefills, decodes = StepBatch(), StepBatch()
+    prefills.add_prefill(machine.max_num_batched_tokens, int(num_tokens))
+    for _ in range(num_decodes):
+        decodes.add_decode(int(num_tokens))
+    prefill_tokens = fmean(sum(turn.added_tokens for turn in job.turns) for job in jobs)
+    output_tokens = fmean(sum(turn.output_tokens for turn in job.turns) for job in jobs)
+    work_s = (
+        prefill_tokens * machine.cost.step_s(prefills) / machine.max_num_batched_tokens
+        + output_tokens * machine.cost.step_s(decodes) / num_decodes
+    )
+    return min(machine.pool_tokens / token_s, 1.0 / work_s)
 
 
 @dataclass(frozen=True, slots=True)

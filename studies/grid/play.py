@@ -36,7 +36,8 @@ _TRACEBACK_CHARS = 2000
 
 def simulate(unit: Unit) -> Row:
     """Figures of the unit's jobs under its policy, to five digits."""
-    from agentkv.evals.simulator.run import RunOptions, Simulation
+    from agentkv.evals.simulator.plan import RunOptions
+    from agentkv.evals.simulator.run import Simulation
 
     regime = unit.regime
     policy = parse_grid_policy(unit.policy, has_tier=regime.dram_gib is not None)

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 from agentkv.evals.simulator.machine import Limits, Machine, make_machine
-from agentkv.evals.simulator.run import RunOptions, SimulatedRun, Simulation
+from agentkv.evals.simulator.plan import RunOptions
+from agentkv.evals.simulator.run import SimulatedRun, Simulation
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from agentkv.policies.names import simulated_policy
 

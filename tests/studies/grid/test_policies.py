@@ -7,7 +7,8 @@ from statistics import fmean
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.simulator.run import RunOptions, SimulatedRun, Simulation
+from agentkv.evals.simulator.plan import RunOptions
+from agentkv.evals.simulator.run import SimulatedRun, Simulation
 from agentkv.evals.workload.plans import Workload
 from studies.grid import ablation
 from studies.grid.ablation import ABLATIONS
