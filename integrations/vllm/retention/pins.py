@@ -104,9 +104,10 @@ class PinTable(Generic[Block]):
         of_client = self._holders_of.get(pin.job_id.client)
         for holders in [self._holders] if of_client is None else [self._holders, of_client]:
             for block in map(id, blocks):
-                holders[block] -= 1
-                if not holders[block]:
-                    del holders[block]
+                if holders[block] == 1:
+                    holders.pop(block)  # Counter's own `del` is Python, 6,000 times for 100k tokens
+                else:
+                    holders[block] -= 1
 
     @property
     def num_blocks(self) -> int:
