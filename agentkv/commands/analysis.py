@@ -65,7 +65,6 @@ _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SEQ = re.compile(r"\$\(seq (?:(\d{1,6}) )?(\d{1,6})\)")
 _LEAVES = re.compile(r"\b(?:break|exit|return)\b(?!_)")
 _ENDLESS = re.compile(r"true|:|\[+ 1 \]+|\(\( ?1 ?\)\)|sleep .*|! false")
-_NEVER = re.compile(r"false|! true")
 _EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 
 
