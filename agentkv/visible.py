@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from typing import Any, TextIO
+from typing import TextIO
 
 _SUSPECT = re.compile(r"[^ -~]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -28,11 +28,6 @@ def _shown(char: str) -> str:
         return char
     code = ord(char)
     return _SHORT.get(char) or (f"\\u{code:04x}" if code < 0x1_0000 else f"\\U{code:08x}")
-
-
-def visible_values(entry: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object's texts likewise; an `object_hook`."""
-    return {n: visible(value) if isinstance(value, str) else value for n, value in entry.items()}
 
 
 class VisibleStream(io.TextIOBase):

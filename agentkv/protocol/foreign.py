@@ -119,15 +119,6 @@ def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
     return {**add_foreign(read_tags(ours, []), (), headers).as_fields(), **ours}
 
 
-def sources_table() -> str:
-    """The table as docs/reference/wire.md has it."""
-    rows = ["| sent by | in | field=reading |", "|---|---|---|"]
-    for sent_by, place, fields in SOURCES:
-        read = ", ".join(f"`{path}`={reading}" for path, reading in fields)
-        rows.append(f"| {sent_by} | {place} | {read} |")
-    return "\n".join(rows)
-
-
 def _at(body: Mapping[str, Any], path: str) -> object:
     """The value at a path of names."""
     value: object = body

@@ -22,7 +22,7 @@ from agentkv.coding_agents import settings_of
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import default_settings
 from agentkv.policies.pins import endings_table
-from agentkv.protocol.foreign import sources_table
+from agentkv.protocol.foreign import SOURCES
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from tests.forks import forked_commands
 
@@ -245,7 +245,12 @@ def test_the_page_on_missed_turns_has_the_table_of_ends() -> None:
 def test_the_page_of_wire_fields_has_the_table_of_foreign_ones() -> None:
     """What is read of other software stands as the code has it."""
     page = (DOCS / "reference/wire.md").read_text(encoding="utf-8")
-    assert f"\n{sources_table()}\n" in page
+    rows = ["| sent by | in | field=reading |", "|---|---|---|"]
+    for sent_by, place, fields in SOURCES:
+        read = ", ".join(f"`{path}`={reading}" for path, reading in fields)
+        rows.append(f"| {sent_by} | {place} | {read} |")
+    table = "\n".join(rows)
+    assert f"\n{table}\n" in page
 
 
 def test_the_metrics_page_has_a_row_for_each_series() -> None:
