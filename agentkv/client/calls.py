@@ -61,6 +61,8 @@ def send_request(
                 if time.monotonic() > deadline_s:  # a server whose bytes trickle in
                     raise TimeoutError(f"more than {2 * timeout_s:g} s")
     except Exception as error:  # httpx's own, or that of a transport its owner gave it
+        if type(error).__name__ == "TooManyRedirects":  # it will not pass
+            raise AgentKVServerError(f"{url}: redirects without an end") from error
         is_late = any("Timeout" in kind.__name__ for kind in type(error).__mro__)
         text = f"{url}: no answer ({type(error).__name__}: {error}): is the server running?"
         raise NoAnswerError(text, is_late=is_late) from error

@@ -102,7 +102,7 @@ class Route:
     client: None where requests go by other libraries. If it is asynchronous or closed, connections
         of our own have its TLS settings.
     headers: the keys, and what else a gateway wants.
-    on_answer: is given the server's root and its answers.
+    on_answer: is given the server's root and its answer to the release.
     """
 
     def __init__(
@@ -165,7 +165,9 @@ class Route:
     def _deliver(self, action: str, body: Mapping[str, object]) -> None:
         self.server.ask(self._get_info)
         if self.server.has_plugin:
-            self._on_answer(self.server.root_url, self._post(action, body))
+            answer = self._post(action, body)
+            if action == "release":
+                self._on_answer(self.server.root_url, answer)
         else:
             self._warn_of_missing()
 

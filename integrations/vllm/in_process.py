@@ -102,8 +102,10 @@ class EngineListener:
 
     def tell(self, action: str, body: Mapping[str, object]) -> None:
         """Call what a job's route does."""
-        more = [] if action == "release" else [dict(body)]
-        self._engine.call(self._note, action, self._job_id, *more)
+        if action == "release":
+            self._engine.call(self._note, action, self._job_id)
+        else:
+            self._engine.call(lambda answer: None, action, self._job_id, dict(body))
 
 
 class EngineCall:

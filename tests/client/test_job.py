@@ -103,19 +103,18 @@ def test_a_wrong_argument_of_tool_is_refused(call: Any) -> None:
 
 def test_an_agent_as_in_the_readme(client: OpenAI) -> None:
     """Ask, parse, run each command under the job's clock, ask again, print the summary."""
-    with (
-        ScriptedServer(["```bash\nls\n```", "Done."]) as server,
-        agentkv.session(
-            client.with_options(base_url=server.base_url), job_id="django-11451", expected_turns=30
-        ) as job,
-    ):
-        commands = []
-        while calls := agentkv.parse_tool_calls(job.client.chat.completions.create(**CHAT)):
-            for call in calls:
-                with job.tool(call):
-                    commands.append(call.command)
-        server.wait_for(lambda server: len(server.tool_events) == 2)
+    commands = []
+    with ScriptedServer(["```bash\nls\n```", "Done."]) as server:
+        client = client.with_options(base_url=server.base_url)
+        with agentkv.session(client, job_id="django-11451", expected_turns=30) as job:
+            while calls := agentkv.parse_tool_calls(job.client.chat.completions.create(**CHAT)):
+                for call in calls:
+                    with job.tool(call):
+                        commands.append(call.command)
+            assert job.summary().hit_rate is None
+        text = str(job.summary())
     assert commands == ["ls"]
+    assert len(server.tool_events) == 2
     assert server.turns[1].tags["last_tool"] == "ls"
-    assert "cached tokens  160" in str(job.summary())
-    assert "80% of their prompts came from the cache" in str(job.summary())
+    assert "cached tokens  160" in text
+    assert "80% of their prompts came from the cache" in text

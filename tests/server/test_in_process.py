@@ -102,11 +102,11 @@ async def _trajectory(loop: Loop) -> None:
         second = await loop.turn(context)
         assert second.num_cached_tokens == 320
         assert (await loop.ask("job", "uid_0"))["turns"] == 2
+    assert await loop.until("uid_0", lambda job: job is None) is None
     summary = job.summary()
     assert (summary.turns, summary.failed_calls, summary.tool_calls) == (2, 0, 1)
     assert (summary.prompt_tokens, summary.hit_tokens) == (320 + len(context), 320)
     assert summary.output_tokens == 16
-    assert await loop.until("uid_0", lambda job: job is None) is None
     assert (await loop.ask("stats"))["pin_ends_total"]["released"] == 1
 
 
