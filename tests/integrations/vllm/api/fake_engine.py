@@ -16,10 +16,12 @@ from vllm import SamplingParams
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.v1.engine import EngineCoreRequest
 
+from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.middleware import AgentKVMiddleware
 from agentkv.integrations.vllm.api.routes import add_routes
 from agentkv.integrations.vllm.clients import Clients
+from tests.integrations.vllm.harness import Engine
 
 Answers = dict[str, Callable[..., Any]]
 
@@ -48,6 +50,24 @@ class FakeEngineCore:
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         return (await self.call_utility_all_async(method, *args))[0]
+
+
+class SteppedCore(FakeEngineCore):
+    """A real engine behind the routes."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__([])
+        self._scheduler = engine.scheduler
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        return [engine_side.call(self._scheduler, *args)]
+
+
+def client_of(key: str) -> str:
+    """The name by which an engine knows the client with this key."""
+    verifier: Any = type("AnyKey", (), {"verify_token": lambda self, headers: True})()
+    scope = {"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}
+    return Clients(verifier, {}).of(scope)
 
 
 @dataclass
@@ -124,7 +144,7 @@ class Server:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            if path != "/finish_session":
+            if not path.startswith("/finish_session"):
                 path = "/v1/agentkv" + path
             return await client.request(
                 method, path, content=content, headers=headers, params=params or None

@@ -100,34 +100,31 @@ def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live.LiveHub.__init__, "__kwdefaults__", {"interval_s": INTERVAL_S})
 
 
-async def test_a_snapshot_names_each_engine() -> None:
-    """A message has the engines' snapshots side by side, each with the viewer's view."""
-    async with server(engine(0), engine(1)) as (watch, _):
-        name, snapshot = await watch().next()
-    assert name == "snapshot"
-    assert [each["engine"] for each in snapshot["engines"]] == [0, 1]
-    assert all(each["pool"] == {"blocks": 9} for each in snapshot["engines"])
-    assert all("views" not in each and each["jobs"] == [] for each in snapshot["engines"])
+async def test_a_snapshot_has_each_engine_and_its_jobs() -> None:
+    """A message has the engines' snapshots, each with the viewer's jobs in its order, and no job
+    that the engine did not name or has forgotten."""
 
-
-async def test_jobs_that_an_engine_only_names_are_asked_for() -> None:
-    """Each engine's come in its order, and no job that it did not name or has forgotten."""
-
-    def naming(*names: str) -> dict[str, Callable[..., Any]]:
+    def naming(number: int, *names: str) -> dict[str, Callable[..., Any]]:
         def live(views: Sequence[Any]) -> dict[str, Any]:
             seen = [{"keys": [*names]} for _ in views]
-            return {"engine": 0, "at_s": 7.0, "views": seen}
+            return {"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "views": seen}
 
         def watched(asked: Sequence[Any]) -> list[Any]:
             return [None if key == "gone" else {"job_id": key} for _, key in asked]
 
         return {"live": live, "watched": watched}
 
-    async with server(naming("a", "b", "gone"), naming("c", "b")) as (watch, _):
-        _, snapshot = await watch().next()
-    shown = [[job["job_id"] for job in each["jobs"]] for each in snapshot["engines"]]
-    assert shown == [["a", "b"], ["c", "b"]]
-    assert all("keys" not in each for each in snapshot["engines"])
+    async with server(naming(0, "a", "b", "gone"), naming(1, "c", "b")) as (watch, _):
+        name, snapshot = await watch().next()
+    assert name == "snapshot"
+    jobs = [["a", "b"], ["c", "b"]]
+    assert snapshot["engines"] == [
+        {
+            **{"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "events": []},
+            "jobs": [{"job_id": name} for name in names],
+        }
+        for number, names in enumerate(jobs)
+    ]
 
 
 async def test_all_viewers_share_one_call() -> None:

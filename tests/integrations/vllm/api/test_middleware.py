@@ -68,11 +68,13 @@ async def seen(app: FastAPI, body: object, **request: Any) -> Any:
     return json.loads(answer["text"])
 
 
+@pytest.mark.parametrize("root_path", ["", "/llm"])
 @pytest.mark.parametrize("path", TAGGED_PATHS)
-async def test_tags_are_folded_on_every_generating_route(path: str) -> None:
-    """job_id reaches vllm_xargs on all four routes, with the content length put right."""
+async def test_tags_are_folded_on_every_generating_route(path: str, root_path: str) -> None:
+    """job_id reaches vllm_xargs on all four routes, with the content length put right, also behind
+    the prefix of a proxy."""
     request = {"stream": True, "job_id": JOB_ID_NAME}
-    assert await seen(make_app(), request, path=path) == {
+    assert await seen(make_app(root_path=root_path), request, path=root_path + path) == {
         **request,
         "vllm_xargs": {"job_id": JOB_ID_NAME},
     }
@@ -102,11 +104,12 @@ async def test_other_routes_are_left_alone() -> None:
 
 @pytest.mark.parametrize("policy", [None, "fcfs", "priority"])
 async def test_other_policies_see_their_bytes(policy: str | None) -> None:
-    """Under a stock policy nothing is folded, checked, or served."""
+    """Under a stock policy nothing is folded, checked, or served, and no client is named."""
     app = make_app(policy=policy)
     request = {"job_id": 5, "extra_body": {"turn": "x"}}
     headers = {"x-claude-code-session-id": "s"}
     assert await seen(app, request, headers=headers) == request
+    assert app.state.engine_client.engine_core.added[-1].sampling_params.extra_args is None
     async with client_of(app) as client:
         ours, stock = await client.get("/v1/agentkv/info"), await client.get("/v1/nothing")
     assert (ours.status_code, ours.content) == (404, stock.content)
@@ -145,6 +148,11 @@ async def test_the_front_end_knows_clients_under_stock_policies() -> None:
             {"job_id": "d", "is_last_step": 1},
         ),
         ({"session-id": "c", "x-parent-session-id": ""}, {"job_id": "c"}),
+        ({"X-Chat": "c", "X-Session-ID": "s"}, {"job_id": "c"}),
+        ({"X-Room": "r", "X-Chat": "c"}, {"job_id": "r"}),
+        ({"X-Room": "", "X-Chat": "c"}, {"job_id": "c"}),
+        ({"X-AgentKV-Job": "ours", "X-Chat": "c"}, {"job_id": "ours"}),
+        ({"X-Session-ID": "s"}, None),
         (
             Tags("työ", True, "up", 2, 9, "ls %\n", 0.5).as_headers(),
             {
@@ -154,32 +162,11 @@ async def test_the_front_end_knows_clients_under_stock_policies() -> None:
         ),
     ],
 )
-async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any]) -> None:
-    """Our headers and those of sessions become tags; an empty one counts as absent."""
-    assert (await seen(make_app(), {"model": "m"}, headers=headers))["vllm_xargs"] == xargs
-
-
-async def test_the_native_header_alone_changes_nothing() -> None:
-    """X-Session-ID reaches the engine as vLLM's own session_id: the body stays as it was."""
-    found = await seen(make_app(), {"model": "m"}, headers={"X-Session-ID": "s"})
-    assert found == {"model": "m"}
-
-
-@pytest.mark.parametrize(
-    ("headers", "job_id"),
-    [
-        ({"X-Chat": "c"}, "c"),
-        ({"X-Chat": "c", "X-Session-ID": "s"}, "c"),
-        ({"X-Room": "r", "X-Chat": "c"}, "r"),
-        ({"X-Room": "", "X-Chat": "c"}, "c"),
-        ({"X-AgentKV-Job": "ours", "X-Chat": "c"}, "ours"),
-    ],
-    ids="+".join,
-)
-async def test_headers_of_the_settings_name_the_job(headers: dict[str, str], job_id: str) -> None:
-    """The first header of `session_headers` that a request has is its session, ours before it."""
+async def test_headers_are_tags(headers: dict[str, str], xargs: dict[str, Any] | None) -> None:
+    """Our headers, those of sessions and the first one of `session_headers` become tags; an empty
+    one counts as absent. X-Session-ID alone, which vLLM reads itself, changes no body."""
     app = make_app(settings={"session_headers": ["X-Room", "X-Chat"]})
-    assert (await seen(app, {"model": "m"}, headers=headers))["vllm_xargs"]["job_id"] == job_id
+    assert (await seen(app, {"model": "m"}, headers=headers)).get("vllm_xargs") == xargs
 
 
 @pytest.mark.parametrize("path", TAGGED_PATHS)
@@ -261,13 +248,6 @@ async def test_a_bad_tag_is_answered_when_the_engine_is_dead() -> None:
             raise RuntimeError("EngineCore encountered an issue")
 
     assert (await post(make_app(core=DeadCore([])), {**OURS, "turn": 0})).status_code == 400
-
-
-async def test_a_root_path_is_respected() -> None:
-    """Behind a proxy prefix the same routes are tagged."""
-    app = make_app(root_path="/llm")
-    tagged = await seen(app, {"job_id": "j"}, path="/llm/v1/chat/completions")
-    assert tagged["vllm_xargs"] == {"job_id": "j"}
 
 
 async def test_without_the_key_nothing_is_read_or_shown() -> None:
@@ -393,13 +373,6 @@ async def test_the_engine_gets_tags_that_were_checked() -> None:
     fields = app.state.engine_client.engine_core.added[-1].sampling_params.extra_args
     assert fields.keys() == {"job_id", "mine", CLIENT_FIELD}
     assert len(fields["job_id"]) == 64
-
-
-async def test_other_policies_name_no_client() -> None:
-    """Under a stock policy the engine gets the sampling parameters that vLLM made."""
-    app = make_app(policy=None)
-    await post(app, {"prompt": "p"})
-    assert app.state.engine_client.engine_core.added[-1].sampling_params.extra_args is None
 
 
 class Connection:

@@ -12,10 +12,10 @@ import pytest
 from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.integrations.vllm.api.snapshot import MAX_JOBS
-from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, Clients
+from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
-from tests.integrations.vllm.api.fake_engine import FakeEngineCore, Server
+from tests.integrations.vllm.api.fake_engine import Server, SteppedCore, client_of
 from tests.integrations.vllm.api.test_live import server
 from tests.integrations.vllm.harness import Engine
 from tests.integrations.vllm.test_cost_bounds import ENGINE_MS, ms_each
@@ -27,15 +27,14 @@ MAX_INSTRUCTIONS = 40_000
 """Of Python, in one call into the engine: about a millisecond."""
 
 
-class CountingCore(FakeEngineCore):
+class CountingCore(SteppedCore):
     """A real engine behind the routes; keeps the cost of each operation's longest call: Python's
     instructions, or milliseconds of the thread in the best of five."""
 
     def __init__(self, engine: Engine, *, is_timed: bool = False) -> None:
-        super().__init__([])
+        super().__init__(engine)
         self.most: dict[str, float] = {}
         self.is_timed = is_timed
-        self._scheduler = engine.scheduler
         self._num = 0
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -74,12 +73,6 @@ def full() -> Engine:
         key = JobKey(client, f"{number if number < NUM_JOBS else 7}")
         engine.scheduler.watchers.log.on_event(ToolStarted(key, "", "ls", None))
     return engine
-
-
-def client_of(key: str) -> str:
-    verifier: Any = type("AnyKey", (), {"verify_token": lambda self, headers: True})()
-    scope = {"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())]}
-    return Clients(verifier, {}).of(scope).name
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.timed)], ids=["", "timed"])

@@ -28,7 +28,7 @@ class LogServer:
         self.now_s = 0.0
         self.log = EventLog(max_events=10_000, clock=lambda: self.now_s)
         scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 1)}
-        name = Clients(None, {}).of(scope).name
+        name = Clients(None, {}).of(scope)
         for job_id, num_events in NUM_EVENTS.items():
             for _ in range(num_events):
                 self.now_s += 1.0
@@ -53,17 +53,20 @@ async def test_a_long_log_is_read_in_parts() -> None:
     assert server.most_bytes < MAX_ANSWER_BYTES
 
 
-async def test_one_job_can_be_asked_for() -> None:
-    """`job` names one job; of an unknown one there are no events."""
-    server = LogServer()
-    assert list((await server.get("?job=short")).json()["jobs"]) == ["short"]
-    assert (await server.get("?job=nobody")).json() == {"jobs": {}}
-
-
-async def test_only_later_events_can_be_asked_for() -> None:
-    """`since` is the time of the last event that is known already."""
-    jobs = (await LogServer().get("?since=182")).json()["jobs"]
-    assert {job_id: len(events) for job_id, events in jobs.items()} == {"short": 1, "other": 40}
+@pytest.mark.parametrize(
+    ("query", "num_events"),
+    [
+        ("?job=short", {"short": 3}),
+        ("?job=nobody", {}),
+        ("?since=182", {"short": 1, "other": 40}),
+    ],
+)
+async def test_one_job_or_later_events_can_be_asked_for(
+    query: str, num_events: dict[str, int]
+) -> None:
+    """`job` names one job; `since` is the time of the last event that is known already."""
+    jobs = (await LogServer().get(query)).json()["jobs"]
+    assert {job_id: len(events) for job_id, events in jobs.items()} == num_events
 
 
 async def test_an_answer_ends_after_its_limit_and_says_so() -> None:
@@ -73,11 +76,3 @@ async def test_an_answer_ends_after_its_limit_and_says_so() -> None:
     assert reply.json()["truncated"] is True
     assert len(reply.content) < 1000 + MAX_ANSWER_BYTES
     assert len(reply.json()["jobs"]["long"]) == 50
-
-
-@pytest.mark.parametrize("query", ["?limit=0", "?limit=9e9", "?limit=x", "?since=-1", "?since=nan"])
-async def test_wrong_limits_are_refused(query: str) -> None:
-    """The 400 names the parameter."""
-    reply = await LogServer().get(query)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == query[1:6]

@@ -26,10 +26,10 @@ from tests.stepped_engine import prompt_of
 
 BLOCK_BYTES = 4096
 """Of one block in the KV tier, which vLLM rounds up to a page."""
-NUM_ENGINES, NUM_EVENTS = 15, 300
+NUM_ENGINES, NUM_EVENTS = 4, 200
 """Of the random test, for each of its cases; a step counts as an event."""
-HOLDS = {"policy": "agentkv", "prefill_reload_s": [0.0, 1.0, 0.0]}
-"""A policy that gives up the tails of pins first, and holds them for long."""
+TAILS = {"policy": "agentkv", "prefill_reload_s": [0.0, 1.0, 0.0]}
+"""A policy that gives up the tails of pins first, and pins them for long."""
 HERE = {f"{__name__}:Heard": {"where": "here"}}
 
 
@@ -100,13 +100,9 @@ def too_many_jobs(engine: Engine, history: list[int]) -> None:
         engine.turn(prompt_of(20, salt=ord(name)), job_id=name)
 
 
-def swap_out(engine: Engine, history: list[int]) -> None:
+def swap_out_and_in(engine: Engine, history: list[int]) -> None:
     engine.end_pin("a")
     assert state(engine) == "OFFLOADED"
-
-
-def swap_out_and_in(engine: Engine, history: list[int]) -> None:
-    swap_out(engine, history)
     evict(engine)
     before = engine.num_blocks_loaded
     engine.turn(history, job_id="a")
@@ -168,13 +164,11 @@ TERMINAL: tuple[tuple[Happening, list[str], str], ...] = (
     (too_many_jobs, ["r1"], "lease"),
 )
 """What is terminal: the requests whose KV is gone, and the reason."""
-NO_OPS: tuple[Happening, ...] = (swap_out, swap_out_and_in)
-"""What moves KV and gives none up."""
 DEFERRED: tuple[Happening, ...] = (
     *(preempt, pressure, a_tail_taken_under_pressure, ttl_over, rollback, reset),
-    abort_one_of_two_turns,
+    *(abort_one_of_two_turns, swap_out_and_in),
 )
-"""What gives blocks up while the job goes on: its end announces them."""
+"""What gives blocks up, or moves them, while the job goes on: its end announces them."""
 
 
 def named(happening: Any) -> str | None:
@@ -222,16 +216,13 @@ def test_a_terminal_end_frees_once(
     assert [free for free in heard if free[0] == "a"] == [("a", tuple(request_ids), reason)]
 
 
-@pytest.mark.parametrize(
-    ("happening", "has_tier"),
-    [*((each, True) for each in NO_OPS), *((each, False) for each in DEFERRED)],
-    ids=named,
-)
+@pytest.mark.parametrize("happening", DEFERRED, ids=named)
 def test_what_is_not_terminal_waits_for_the_end_of_the_job(
-    happening: Happening, has_tier: bool, heard: list[Any]
+    happening: Happening, heard: list[Any]
 ) -> None:
     """Swaps free nothing; blocks given up while the job goes on are announced with its end."""
-    options = HOLDS if happening is a_tail_taken_under_pressure else {}
+    options = TAILS if happening is a_tail_taken_under_pressure else {}
+    has_tier = happening is swap_out_and_in
     engine, history = engine_with_a_pinned_job(has_tier=has_tier, **options)
     happening(engine, history)
     assert frees_of(engine) == []
@@ -253,9 +244,9 @@ def test_a_job_that_goes_on_after_an_abort_ends_a_second_time() -> None:
 
 
 def test_a_job_with_a_tier_has_each_state() -> None:
-    """A job waits, runs, is pinned, is swapped out and in, and ends."""
+    """A job is pinned, swapped out and in, runs, and ends; what the tier has lost is not called
+    recoverable."""
     engine, history = engine_with_a_pinned_job(has_tier=True)
-    assert engine.retention.pins.get("a") is not None
     engine.end_pin("a")
     seen = [state(engine)]
     evict(engine)
@@ -265,17 +256,12 @@ def test_a_job_with_a_tier_has_each_state() -> None:
     seen.append(state(engine))
     engine.run()
     seen.append(state(engine))
-    last_step(engine, history)
-    assert [*seen, state(engine)] == ["OFFLOADED", "OFFLOADED", "ACTIVE", "PINNED", "FREED"]
-
-
-def test_a_job_is_not_offloaded_before_the_tier_has_its_kv() -> None:
-    """What the tier has lost again is not called recoverable."""
-    engine, _ = engine_with_a_pinned_job(has_tier=True)
     engine.end_pin("a")
-    assert state(engine) == "OFFLOADED"
     engine.scheduler.connector.connector_scheduler.manager.reset_cache()
-    assert state(engine) == "ALLOCATED"
+    seen.append(state(engine))
+    last_step(engine, history)
+    expected = ["OFFLOADED", "OFFLOADED", "ACTIVE", "PINNED", "ALLOCATED", "FREED"]
+    assert [*seen, state(engine)] == expected
 
 
 def test_an_inferred_job_names_the_request_that_opened_it() -> None:
@@ -388,18 +374,16 @@ class Lives(Agents):
 
     def frees(self) -> list[tuple[str, dict[str, Any]]]:
         jobs = self.engine.scheduler.watchers.log.as_dict()["jobs"]
-        found = [
-            (job_id, event)
-            for job_id, events in jobs.items()
-            for event in events
-            if event["event"] == "kv_freed"
-        ]
-        return sorted(found, key=lambda free: int(free[1]["number"]))
+        found = ((job_id, event) for job_id in jobs for event in jobs[job_id])
+        frees = [free for free in found if free[1]["event"] == "kv_freed"]
+        return sorted(frees, key=lambda free: int(free[1]["number"]))
+
+    def freed_requests(self) -> list[str]:
+        return [each for _, free in self.frees() for each in free["request_ids"]]
 
     def check(self) -> None:
         super().check()
-        retention = self.engine.retention
-        freed = [each for _, free in self.frees() for each in free["request_ids"]]
+        retention, freed = self.engine.retention, self.freed_requests()
         assert len(freed) == len(set(freed))
         assert not set(freed) & set(self.engine.scheduler.requests)
         (manager,) = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -415,9 +399,8 @@ class Lives(Agents):
         super().check_empty()
         self.engine.retention.forget_idle_jobs()
         assert not len(self.engine.retention.jobs)
-        frees = self.frees()
+        frees, freed = self.frees(), self.freed_requests()
         assert [free["number"] for _, free in frees] == list(range(1, len(frees) + 1))
-        freed = [each for _, free in frees for each in free["request_ids"]]
         assert len(freed) == len(set(freed))
         assert self.of_named_jobs <= set(freed)
         self.engine.scheduler.shutdown()
