@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
 from agentkv.policies.jobs import Context, Decision, Job, Prompt, Turn
-from agentkv.policies.pins import HoldEnd, Pin
+from agentkv.policies.pins import Pin, PinEnd
 from agentkv.protocol import JobKey, Tags
 
 
@@ -166,7 +166,7 @@ class Aborted(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Pinned(JobEvent):
-    """A finished turn's blocks are held."""
+    """A finished turn's blocks are pinned."""
 
     name: ClassVar[str] = "pinned"
     logged: ClassVar[str] = "blocks ttl_s reason=pin.reason"
@@ -177,7 +177,7 @@ class Pinned(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Decided(JobEvent):
-    """The policy knows what runs between two turns, and how long the KV is held for it."""
+    """The policy knows what runs between two turns, and how long the KV is pinned for it."""
 
     name: ClassVar[str] = "decision"
     logged: ClassVar[str] = (
@@ -194,7 +194,7 @@ class Decided(JobEvent):
     is_first: bool
     """True for the first decision about this pin."""
     blocks: int
-    """Blocks that are held; 0 if they are not."""
+    """Blocks that are pinned; 0 if none are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +215,12 @@ class Trimmed(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unpinned(JobEvent):
-    """A hold has ended; `taken_by` as of Trimmed, for a hold that ended under pressure."""
+    """A pin has ended; `taken_by` as of Trimmed, for one that ended under pressure."""
 
     name: ClassVar[str] = "unpinned"
     logged: ClassVar[str] = "reason blocks trimmed=pin.num_trimmed held_s"
     pin: Pin[Any]
-    reason: HoldEnd
+    reason: PinEnd
     blocks: int
     held_s: float
     taken_by: str | None

@@ -22,9 +22,9 @@ from agentkv.errors import InputError, reason_of
 from agentkv.integrations.vllm.watch.job_view import (
     KEPT_ENDS,
     WASTED_ENDS,
-    HoldView,
     JobTokens,
     JobView,
+    PinView,
     TurnView,
     job_views,
 )
@@ -237,7 +237,7 @@ def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
         "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
         "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
         "queued_kept_s": _spread(_waits(t for t in turns if t.is_later and not t.lost_tokens)),
-        **_pins([pin for job in jobs for pin in job.holds]),
+        **_pins([pin for job in jobs for pin in job.pins]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
 
@@ -257,7 +257,7 @@ def job_row(job: JobView) -> dict[str, Any]:
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
         **_hits([job.tokens], job.turns),
         "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
-        **_pins(job.holds),
+        **_pins(job.pins),
         "turn_rows": [_turn_row(turn) for turn in job.turns],
     }
 
@@ -301,7 +301,7 @@ def _hits(jobs: Sequence[JobTokens], turns: Sequence[TurnView]) -> dict[str, Any
     }
 
 
-def _pins(pins: Sequence[HoldView]) -> dict[str, Any]:
+def _pins(pins: Sequence[PinView]) -> dict[str, Any]:
     kept = [pin for pin in pins if pin.end in KEPT_ENDS]
     wasted = [pin for pin in pins if pin.end in WASTED_ENDS]
     return {

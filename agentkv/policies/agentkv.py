@@ -148,7 +148,7 @@ class AgentKVPolicy(Policy):
         odds = (
             f"P(longer) {prediction.distribution.p_over(hold_s):.2f}"
             if hold_s
-            else "too long to hold for"
+            else "too long for a pin"
         )
         worth = f"coming back is worth {price_s:.2f} s of holding"
         ttl = self.capped(hold_s, f"{odds}, {worth}")

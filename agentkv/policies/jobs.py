@@ -16,7 +16,7 @@ from agentkv.durations.ttl import TTL
 from agentkv.protocol import JobKey, Tags
 
 from .forecast import SharedPrefix
-from .pins import HoldEnd
+from .pins import PinEnd
 
 START_TOKENS = 64
 """Tokens at the start of a prompt that tell one agent's from another's and from side requests':
@@ -231,8 +231,8 @@ class Job:
     last_activity_s: float = 0.0
     num_diverged: int = 0
     num_evicted: int = 0
-    hold_end: HoldEnd | None = None
-    """Why its last hold ended."""
+    pin_end: PinEnd | None = None
+    """Why its last pin ended."""
     command_shown: str | None = None
     """Of the last decision: the tool call's key, or its text with `show_commands`."""
     tier_key: object = None

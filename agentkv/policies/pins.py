@@ -1,4 +1,4 @@
-"""A pin: the KV blocks that are held for a job while its tool runs, and why a hold ends.
+"""A pin: the KV blocks kept for a job while its tool runs, and why a pin ends.
 
 The plugin's PinManager begins and ends pins; policies rank them. Blocks are opaque.
 """
@@ -15,7 +15,7 @@ from agentkv.protocol import JobKey
 Block = TypeVar("Block")
 
 
-HoldEnd = Literal[
+PinEnd = Literal[
     "returned",
     "expired",
     "slow",
@@ -27,17 +27,17 @@ HoldEnd = Literal[
     "aborted",
     "reset",
 ]
-"""Why a hold ended: `reason` of the `unpinned` event and label of `pin_ends_total`."""
+"""Why a pin ended: `reason` of the `unpinned` event and label of `pin_ends_total`."""
 
 MissReason = Literal["pressure", "ttl", "diverged", "released", "reset", "other"]
 """Why a turn computed tokens again: `reason` of a miss and label of `recomputed_tokens_total`."""
 
-HOLD_ENDS: tuple[HoldEnd, ...] = get_args(HoldEnd)
+PIN_ENDS: tuple[PinEnd, ...] = get_args(PinEnd)
 MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
 
 
 class Ending(NamedTuple):
-    """What one end of a hold means."""
+    """What one end of a pin means."""
 
     miss: MissReason | None
     """What a later turn of the job says that finds its tokens gone; None: it found them."""
@@ -46,10 +46,10 @@ class Ending(NamedTuple):
     words: str
 
 
-ENDINGS: Mapping[HoldEnd, Ending] = {
+ENDINGS: Mapping[PinEnd, Ending] = {
     "returned": Ending(None, None, "the job's next turn has its blocks"),
     "expired": Ending("ttl", None, "the TTL is over"),
-    "slow": Ending("ttl", None, "the tool was predicted to take too long, so that nothing is held"),
+    "slow": Ending("ttl", None, "the tool was predicted to take too long, so there is no pin"),
     "no_tool_call": Ending("ttl", "no_tool_call", "an inferred job's last reply calls no tool"),
     "pressure": Ending("pressure", None, "another request took the last of the blocks"),
     "last_step": Ending("released", "last_step", "the job's last turn has ended"),
@@ -63,7 +63,7 @@ ENDINGS: Mapping[HoldEnd, Ending] = {
 def endings_table() -> str:
     """The table of `ENDINGS` in Markdown, as the page about missed turns shows it."""
     lines = [
-        "| what ended the hold | in words | what the miss says | what a listener hears |",
+        "| what ended the pin | in words | what the miss says | what a listener hears |",
         "|---|---|---|---|",
     ]
     for end, (miss, free, words) in ENDINGS.items():

@@ -235,7 +235,7 @@ class PinExperiment:
         num_tokens = usage["prompt_tokens"] + usage["completion_tokens"]
         happened = "freed: last step" if is_last_step else "not pinned"
         if job.get("pinned_blocks"):
-            happened = f"pinned {job['pinned_blocks']} blocks: {job['ttl_reason']}"
+            happened = job["ttl_reason"]
         return TurnRow(
             turn=turn,
             user_prompt=TURNS[turn - 1].user_prompt,

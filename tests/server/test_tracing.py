@@ -40,17 +40,17 @@ def test_decisions_are_spans_of_the_clients_trace(
         url = f"{server.base_url}/agentkv/jobs/traced"
         httpx.post(f"{url}/tool", json=tool, timeout=LIMIT_S).raise_for_status()
         httpx.post(f"{url}/release", timeout=LIMIT_S).raise_for_status()
-        wanted = {"llm_request", "agentkv.turn", "agentkv.hold"}
+        wanted = {"llm_request", "agentkv.turn", "agentkv.pin"}
         wait_for(lambda: wanted <= {span.name for span in receiver.spans})
     spans = {span.name: span for span in receiver.spans if span.trace_id.hex() == TRACE_ID}
     assert set(spans) == wanted
     assert {span.parent_span_id.hex() for span in spans.values()} == {SPAN_ID}
-    turn, hold = spans["agentkv.turn"], spans["agentkv.hold"]
+    turn, pin = spans["agentkv.turn"], spans["agentkv.pin"]
     of_turns = [event.name for event in turn.events]
     assert of_turns == ["arrival", "waiting_to_running", "finish"]
-    names = [event.name for event in hold.events]
+    names = [event.name for event in pin.events]
     assert names[0] == "pinned"
     assert names[-1] == "unpinned"
-    assert "released" in repr(hold.events[-1])
+    assert "released" in repr(pin.events[-1])
     assert "private.txt" not in repr(list(receiver.spans))
     assert not [span for span in receiver.spans if "untraced" in repr(span)]

@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from agentkv.durations.prediction import Speed
-from agentkv.policies.pins import HoldEnd
+from agentkv.policies.pins import PinEnd
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS, ServerPool
 from tests.server.chat import WORDS, agentkv_get, chat, metric, wait_for
@@ -127,7 +127,7 @@ def runs(server_pool: ServerPool, tiny_model_dir: Path) -> Runs:
             }
             runs.pin_ends[policy, setting] = {
                 reason: metric(server, "agentkv:pin_ends_total", reason=reason)
-                for reason in get_args(HoldEnd)
+                for reason in get_args(PinEnd)
             }
     return runs
 
@@ -183,7 +183,7 @@ def test_jobs_came_back_to_their_pins(runs: Runs) -> None:
     num_pinned = (NUM_JOBS + NUM_SINGLE_JOBS) * (NUM_TURNS - 1)
     pins, ends = runs.pins["continuum", "ample"], runs.pin_ends["continuum", "ample"]
     assert pins["none"] == sum(pins.values()) == num_pinned
-    assert ends == dict.fromkeys(get_args(HoldEnd), 0) | {"returned": num_pinned}
+    assert ends == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
 
 
 @pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])

@@ -13,6 +13,7 @@ from agentkv.policies.jobs import Decision, Job
 from agentkv.protocol import JobKey
 
 from ..engine.scheduler import RetainingScheduler
+from ..watch.job_view import sentence
 
 SHOWN_CHARS = 160
 """Characters of a command that the live page shows."""
@@ -66,8 +67,8 @@ class JobNow:
         if pin is not None and job.running:
             return "tool", job.running[0].started_s, pin.reason
         if pin is not None:
-            return "held", pin.pinned_s, pin.reason
-        return "evicted", job.last_activity_s, job.hold_end
+            return "pinned", pin.pinned_s, pin.reason
+        return "evicted", job.last_activity_s, job.pin_end
 
     def _shared(self) -> dict[str, Any]:
         """What both answers say; the command only with the decision that was made for it."""
@@ -100,7 +101,7 @@ class JobNow:
             "pinned_blocks": 0 if pin is None else len(pin.blocks),
             "kv_state": self.kv_state(),
             "ttl_s": None if ttl is None else ttl.seconds,
-            "ttl_reason": None if ttl is None else ttl.reason,
+            "ttl_reason": None if ttl is None else self._ttl_reason(ttl.seconds),
             "prediction_source": decision.source,
             "prediction_explanation": decision.explanation,
             "last_tool": job.tool,
@@ -108,6 +109,21 @@ class JobNow:
             "turns_diverged": job.num_diverged,
             "idle_s": self._now_s - job.last_activity_s,
         }
+
+    def _ttl_reason(self, ttl_s: float) -> str:
+        """What the page says of the pin: the decision about it, if there is one yet."""
+        pin, decision = self.pin, self._job.decision
+        is_decided = decision is not None and (pin is None or pin.is_decided)
+        given_up = 0 if ttl_s else None
+        said = {
+            "event": "decision" if is_decided else "pinned",
+            "blocks": given_up if pin is None else len(pin.blocks),
+            "ttl_s": ttl_s,
+            "command": self._job.command_shown,
+        }
+        if decision is not None:
+            said |= {"p50_s": decision.p50_s, "p90_s": decision.p90_s}
+        return sentence(said)
 
     def as_watched(self) -> dict[str, Any]:
         """The job as a snapshot of `/live` has it."""

@@ -59,7 +59,7 @@ def live(
             {
                 "keys": [str(job.job_id) for job in jobs],
                 "num_jobs": retention.jobs.num_of(client),
-                "held_by_others": max(0, pins.num_blocks - num_own),
+                "pinned_by_others": max(0, pins.num_blocks - num_own),
                 "events": [_shown(scheduler, key, name(key), event) for key, event in events],
                 "events_left_out": num_left_out,
             }
@@ -80,15 +80,15 @@ def _pool(scheduler: RetainingScheduler) -> dict[str, int]:
     Only the number of cached blocks is known at once: of the blocks in use all count as cached but
     the last one of each running request.
     """
-    num_free, num_held = scheduler.num_free_blocks(), scheduler.retention.pins.num_blocks
+    num_free, num_pinned = scheduler.num_free_blocks(), scheduler.retention.pins.num_blocks
     num_used = scheduler.pool.num_blocks - num_free
     num_cached = scheduler.num_cached_blocks() - max(0, num_used - len(scheduler.running))
     cached = max(0, min(num_free, num_cached))
     return {
         "blocks": scheduler.pool.num_blocks,
         "block_tokens": scheduler.pool.block_tokens,
-        "running": max(0, num_used - num_held),
-        "held": num_held,
+        "running": max(0, num_used - num_pinned),
+        "pinned": num_pinned,
         "cached": cached,
         "free": num_free - cached,
     }

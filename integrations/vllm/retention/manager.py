@@ -21,7 +21,7 @@ from agentkv.policies.answers import GuardedPolicy
 from agentkv.policies.base import Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.jobs import Context, Job, Prompt, Turn
-from agentkv.policies.pins import HoldEnd, Pin
+from agentkv.policies.pins import Pin, PinEnd
 from agentkv.policies.settings import MAX_PRIORITY
 from agentkv.protocol import JobKey, Tags, ToolEvent
 from agentkv.watchers import EventStream
@@ -444,7 +444,7 @@ class RetentionManager:
         self._pin_changed(pin.job_id)
         return num_taken
 
-    def end_pin(self, pin: Pin[Any], reason: HoldEnd) -> None:
+    def end_pin(self, pin: Pin[Any], reason: PinEnd) -> None:
         self._pin_manager.end(pin, reason)
         self._pin_changed(pin.job_id)
 

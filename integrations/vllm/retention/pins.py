@@ -1,4 +1,4 @@
-"""Keeps, changes and ends pins; each end has one of the reasons of `HoldEnd`.
+"""Keeps, changes and ends pins; each end has one of the reasons of `PinEnd`.
 
 RetentionManager calls it when a turn, a tool signal, a deadline or memory pressure decides about a
 pin. Blocks are opaque.
@@ -14,7 +14,7 @@ from typing import Any, Generic
 from agentkv.durations.ttl import TTL
 from agentkv.events import Pinned, Trimmed, Unpinned
 from agentkv.policies.jobs import Job
-from agentkv.policies.pins import Block, HoldEnd, Pin
+from agentkv.policies.pins import Block, Pin, PinEnd
 from agentkv.watchers import EventStream
 
 from . import Host
@@ -185,13 +185,13 @@ class PinManager:
         self.table.reschedule(pin)
         self._host.wake_at(pin.expires_s)
 
-    def end(self, pin: Pin[Any], reason: HoldEnd, taken_by: str | None = None) -> None:
+    def end(self, pin: Pin[Any], reason: PinEnd, taken_by: str | None = None) -> None:
         """Free a pin's blocks and say why; `taken_by` as of `take`."""
         self.table.remove(pin)
         self._host.free_blocks(pin.blocks, pin.fence)
         job = self._jobs.get(pin.job_id)
         if job is not None:
-            job.hold_end = reason
+            job.pin_end = reason
         held_s = round(self._host.clock() - pin.pinned_s, 6)
         self._emit(Unpinned, pin.job_id, pin, reason, len(pin.blocks), held_s, taken_by)
 

@@ -7,8 +7,8 @@ const MAX_ROWS = 64;
 const MAX_OVER = 8;
 const POOL = [
   ["running", "running"],
-  ["held", "held between turns"],
-  ["others", "held for other clients"],
+  ["pinned", "pinned between turns"],
+  ["others", "pinned for other clients"],
   ["cached", "free, cached"],
   ["free", "free"],
 ];
@@ -90,7 +90,7 @@ export class EngineCard {
     const { pool } = engine;
     this.pool.hidden = this.legend.hidden = !pool;
     if (!pool) return;
-    const blocks = { ...pool, held: pool.held - engine.held_by_others, others: engine.held_by_others };
+    const blocks = { ...pool, pinned: pool.pinned - engine.pinned_by_others, others: engine.pinned_by_others };
     for (const [name] of POOL) {
       const { part, item, value } = this.parts[name];
       part.style.flexGrow = String(blocks[name]);
@@ -100,7 +100,7 @@ export class EngineCard {
     }
     const said = POOL.map(([name, title]) => `${title} ${blocks[name]}`);
     this.pool.setAttribute("aria-label", `${pool.blocks} blocks: ${said.join(", ")}`);
-    setText(this.size, `${share(pool.running + pool.held, pool.blocks)} of ${plural(pool.blocks, "block")} of ${pool.block_tokens} tokens in use`);
+    setText(this.size, `${share(pool.running + pool.pinned, pool.blocks)} of ${plural(pool.blocks, "block")} of ${pool.block_tokens} tokens in use`);
   }
 
   drawRows(engine, wanted) {
@@ -209,7 +209,7 @@ function turnTable(turns) {
       count(turn.prompt_tokens),
       share(turn.hit_tokens, turn.prompt_tokens),
       turn.output_tokens === null ? "–" : count(turn.output_tokens),
-      turn.hold ?? listed([turn.command, turn.gap_s === null ? "" : `next turn after ${seconds(turn.gap_s)}`]),
+      turn.pin ?? listed([turn.command, turn.gap_s === null ? "" : `next turn after ${seconds(turn.gap_s)}`]),
     ];
     row.append(...texts.map((text) => element("td", "", String(text))));
     body.append(row);

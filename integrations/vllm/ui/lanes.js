@@ -1,7 +1,7 @@
 // A job's states over time, from the events of the engine and corrected by its snapshots.
 
-export const STATES = ["running", "tool", "held", "waiting", "evicted"];
-const TOP = { held: 5, evicted: 8 }; // where a state's band begins, of 10: shape tells them apart, too
+export const STATES = ["running", "tool", "pinned", "waiting", "evicted"];
+const TOP = { pinned: 5, evicted: 8 }; // where a state's band begins, of 10: shape tells them apart, too
 export const SECONDS = 120; // that lanes are drawn over
 export const TITLE = "Last two minutes";
 export const SVG = "http://www.w3.org/2000/svg";
@@ -12,7 +12,7 @@ const AFTER = {
   preempted: "waiting",
   finish: "evicted", // unless `pinned` follows
   aborted: "evicted",
-  pinned: "held",
+  pinned: "pinned",
 };
 
 export class Lane {
@@ -30,9 +30,9 @@ export class Lane {
     const at = event.at_s;
     if (event.event === "arrival" && !event.retry) this.turns.push(at);
     if (event.event === "closed") this.set(null, at);
-    else if (event.event === "tool_started" && this.state === "held") this.set("tool", at);
-    else if (event.event === "tool_finished" && this.state === "tool") this.set("held", at);
-    else if (event.event === "unpinned" && ["held", "tool"].includes(this.state)) this.set("evicted", at);
+    else if (event.event === "tool_started" && this.state === "pinned") this.set("tool", at);
+    else if (event.event === "tool_finished" && this.state === "tool") this.set("pinned", at);
+    else if (event.event === "unpinned" && ["pinned", "tool"].includes(this.state)) this.set("evicted", at);
     else if (event.event in AFTER) this.set(AFTER[event.event], at);
   }
 

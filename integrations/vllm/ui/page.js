@@ -20,7 +20,7 @@ const TOTALS = [
   ["queue", "Requests"],
   ["jobs", "Jobs"],
   ["twice", "Tokens computed twice"],
-  ["pins", "Holds that paid off"],
+  ["pins", "Pins that paid off"],
   ["predictor", "Tools within prediction"],
 ];
 
@@ -116,10 +116,10 @@ function drawHeadline(engines) {
   setText(byId("note-hits"), `${count(hits)} of ${count(prompts)} tokens since the start`);
 }
 
-// Decisions: a line for each hold, from its start to its end, and for each other one
+// Decisions: a line for each pin, from its start to its end, and for each other one
 
 const decisions = []; // newest first
-const holds = new Map(); // by engine and job, the line of a hold that has not ended
+const pins = new Map(); // by engine and job, the line of a pin that has not ended
 
 function noteDecisions(engine, events) {
   const receivedMs = Date.now();
@@ -129,14 +129,14 @@ function noteDecisions(engine, events) {
     const atMs = receivedMs - 1000 * (engine.at_s - event.at_s);
     const key = JSON.stringify([engine.engine, event.job_id]);
     const line = { ...made, text: event.text, job: event.job_id, at_s: event.at_s, atMs };
-    const hold = holds.get(key);
-    if (["decision", "unpinned"].includes(event.event) && hold) {
-      line.text = event.event === "decision" ? event.text : `${hold.text}; ${event.text}`;
-      decisions.splice(decisions.indexOf(hold), 1);
+    const pin = pins.get(key);
+    if (["decision", "unpinned"].includes(event.event) && pin) {
+      line.text = event.event === "decision" ? event.text : `${pin.text}; ${event.text}`;
+      decisions.splice(decisions.indexOf(pin), 1);
     }
     const isEnd = ["unpinned", "closed"].includes(event.event);
-    if (isEnd) holds.delete(key);
-    else if (made.kind === "holds") holds.set(key, line);
+    if (isEnd) pins.delete(key);
+    else if (made.kind === "pins") pins.set(key, line);
     // `closed` says it of a job that is over
     if (event.event !== "unpinned" || !["released", "last_step"].includes(event.reason)) decisions.unshift(line);
   }

@@ -48,11 +48,11 @@ const LOST = {
   reset: "the prefix cache was reset",
 };
 
-// Ends of a hold that kept memory in vain, as agentkv's WASTED_ENDS; of jobs that ended none is one.
+// Ends of a pin that cost memory in vain, as agentkv's WASTED_ENDS; of jobs that ended none is one.
 export const WASTED = ["expired", "slow", "lease", "forgotten", "pressure"];
 
-// Lines of the decision list by event; `pinned`, `decision` and `unpinned` are one line of a hold.
-const KINDS = { pinned: "holds", decision: "holds", unpinned: "holds", held: "waits", due: "waits", preempted: "losses", trimmed: "losses", closed: "ends" };
+// Lines of the decision list by event; `pinned`, `decision` and `unpinned` are one line of a pin.
+const KINDS = { pinned: "pins", decision: "pins", unpinned: "pins", held: "waits", due: "waits", preempted: "losses", trimmed: "losses", closed: "ends" };
 
 export function decision(event) {
   const isLoss = event.event === "unpinned" ? ["pressure", "expired"].includes(event.reason) : Boolean(event.miss);
@@ -66,6 +66,6 @@ export function why(job) {
   const tool = listed([job.command ?? job.tool, usual]);
   if (job.state === "evicted") return [LOST[job.why] ?? job.why, job.is_tool_running ? tool : ""].filter(Boolean).join("; ");
   if (job.state === "running") return job.expected_turns ? `of ${plural(job.expected_turns, "expected turn")}` : "";
-  const left = job.ttl_left_s === null ? "" : `${plural(job.blocks, "block")} held for ${seconds(job.ttl_left_s)} more`;
+  const left = job.ttl_left_s === null ? "" : `${plural(job.blocks, "block")} pinned for ${seconds(job.ttl_left_s)} more`;
   return [tool, left].filter(Boolean).join("; ");
 }

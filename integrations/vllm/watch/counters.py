@@ -24,7 +24,7 @@ from agentkv.events import (
     ToolMeasured,
     Unpinned,
 )
-from agentkv.policies.pins import HOLD_ENDS, MISS_REASONS
+from agentkv.policies.pins import MISS_REASONS, PIN_ENDS
 
 TURN_LABELS = ("1", "1", "2", *["3-5"] * 3, *["6-10"] * 5, "11+")
 """By a turn's number, the label of its range; that of the last counts for all later turns."""
@@ -49,7 +49,7 @@ COUNTERS: Mapping[str, CounterSpec] = {
         "speed",
         ("none", "fast", "slow", "uncertain"),
     ),
-    "pin_ends_total": CounterSpec("Pins that ended, by reason.", "reason", HOLD_ENDS),
+    "pin_ends_total": CounterSpec("Pins that ended, by reason.", "reason", PIN_ENDS),
     "prompt_tokens_total": CounterSpec(
         "Prompt tokens of admitted turns, by turn number.", "turn", _TURNS
     ),

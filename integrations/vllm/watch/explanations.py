@@ -150,7 +150,7 @@ def _ttl(miss: Mapping[str, Any]) -> tuple[str, str]:
     guess = "" if predicted is None else f", predicted {predicted:.1f} s"
     if not miss.get("ttl_s"):
         return (
-            f"not held, because holding was not worth it{took}{guess}",
+            f"not pinned, because a pin was not worth it{took}{guess}",
             "nothing, if the tool is slow; otherwise report tools with job.tool(), so that the "
             "server learns how long they take",
         )
@@ -182,7 +182,7 @@ def _other(miss: Mapping[str, Any]) -> tuple[str, str]:
         "lease": "the job had been idle for longer than job_lease_s and was forgotten",
     }.get(
         miss.get("ended_by") or "",
-        "the blocks were held and yet not used, as for a request with prompt_logprobs",
+        "the blocks were pinned and yet not used, as for a request with prompt_logprobs",
     )
     return why, "compare the events of the job: agentkv record URL --job JOB"
 

@@ -22,9 +22,9 @@ Entry = Mapping[str, Any]
 """An event of the log: `event`, `at_s` and its details."""
 
 KEPT_ENDS = ("returned",)
-"""Ends of a hold that paid: the job's next turn took the blocks over."""
+"""Ends of a pin that paid: the job's next turn took the blocks over."""
 WASTED_ENDS = ("expired", "slow", "lease", "forgotten", "pressure")
-"""Ends of a hold that kept memory in vain: the job did not come back in time. Logs of 0.1 say
+"""Ends of a pin that cost memory in vain: the job did not come back in time. Logs of 0.1 say
 `forgotten` for `lease`."""
 
 
@@ -93,7 +93,7 @@ class TurnView:
         miss: Why fewer tokens were found than expected, as plain data; None if they were found.
         output_tokens: Of a turn that finished; at least that many in logs that do not say.
         ttft_s: From its arrival to its first token.
-        hold: What was held after it.
+        pin: What was pinned after it.
         command: What the reply runs, as far as a policy read it and the log shows it.
     """
 
@@ -117,7 +117,7 @@ class TurnView:
     is_aborted: bool = False
     output_tokens: int | None = None
     ttft_s: float | None = None
-    hold: HoldView | None = None
+    pin: PinView | None = None
     command: str | None = None
 
     @property
@@ -137,7 +137,7 @@ class TurnView:
     def as_row(self, next_arrived_s: float | None) -> dict[str, Any]:
         """What `/jobs/{id}`, `/explain` and the live page show of it."""
         names = ("turn", "prompt_tokens", "expected_tokens", "hit_tokens", "miss")
-        hold, took_s, gap_s = self.hold, None, None
+        pin, took_s, gap_s = self.pin, None, None
         if self.ended_s is not None:
             took_s = round(self.ended_s - self.arrived_s, 6)
             gap_s = None if next_arrived_s is None else round(next_arrived_s - self.ended_s, 6)
@@ -147,7 +147,7 @@ class TurnView:
             "ttft_s": self.ttft_s,
             "took_s": took_s,
             "gap_s": gap_s,
-            "hold": None if hold is None else hold.text,
+            "pin": None if pin is None else pin.text,
         }
 
 
@@ -173,8 +173,8 @@ class Bubble(NamedTuple):
 
 
 @dataclass(slots=True)
-class HoldView:
-    """The blocks of a finished turn, held; `end` says why they were given back."""
+class PinView:
+    """The pin of a finished turn; `end` says why it gave its blocks back."""
 
     pinned_s: float
     blocks: int
@@ -189,7 +189,7 @@ class HoldView:
 
     @property
     def block_seconds(self) -> float:
-        """Memory held, blocks times seconds; 0 for a hold that has not ended."""
+        """Memory that it cost, blocks times seconds; 0 for a pin that has not ended."""
         return 0.0 if self.ended_s is None else self.blocks * (self.ended_s - self.pinned_s)
 
 
@@ -215,7 +215,7 @@ class JobView:
     life: int = 1
     turns: list[TurnView] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
-    holds: list[HoldView] = field(default_factory=list)
+    pins: list[PinView] = field(default_factory=list)
     tools: list[ToolView] = field(default_factory=list)
     closed_s: float | None = None
     close_reason: str | None = None
@@ -236,7 +236,7 @@ class JobView:
     @property
     def started_s(self) -> float:
         """The first time known of the job, which may lie before the log's first event."""
-        begun = [turn.arrived_s for turn in self.turns] + [hold.pinned_s for hold in self.holds]
+        begun = [turn.arrived_s for turn in self.turns] + [pin.pinned_s for pin in self.pins]
         return min([self.first_event_s, *begun, *(tool.started_s for tool in self.tools)])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -341,22 +341,22 @@ class JobView:
         turn = self._finished
         if turn is not None and entry.get("told_by") == "reply":
             turn.command = entry.get("command")
-        if turn is not None and turn.hold is not None:
-            turn.hold.said[:1] = [entry]
+        if turn is not None and turn.pin is not None:
+            turn.pin.said[:1] = [entry]
 
     def _on_pinned(self, entry: Entry) -> None:
-        hold = HoldView(float(entry["at_s"]), int(entry["blocks"]), [entry])
-        self.holds.append(hold)
+        pin = PinView(float(entry["at_s"]), int(entry["blocks"]), [entry])
+        self.pins.append(pin)
         if self._finished is not None:
-            self._finished.hold = hold
+            self._finished.pin = pin
 
     def _on_unpinned(self, entry: Entry) -> None:
         at_s = float(entry["at_s"])
-        if not self.holds or self.holds[-1].ended_s is not None:
-            self.holds.append(HoldView(at_s - entry["held_s"], int(entry["blocks"])))
-        hold = self.holds[-1]
-        hold.ended_s, hold.end = at_s, str(entry.get("reason", "unknown"))
-        hold.said.append(entry)
+        if not self.pins or self.pins[-1].ended_s is not None:
+            self.pins.append(PinView(at_s - entry["held_s"], int(entry["blocks"])))
+        pin = self.pins[-1]
+        pin.ended_s, pin.end = at_s, str(entry.get("reason", "unknown"))
+        pin.said.append(entry)
 
     def _on_tool_started(self, entry: Entry) -> None:
         name, command = (str(entry.get(key) or "") for key in ("tool", "command"))
@@ -422,18 +422,18 @@ def sentence(entry: Entry) -> str:
 
 
 def _decision(entry: Entry) -> str:
-    """How long the KV is held, and for what; logs of 0.1 do not say how many blocks."""
+    """How long the KV is pinned, and for what; logs of 0.1 do not say how many blocks."""
     command, p50_s, p90_s = (entry.get(name) for name in ("command", "p50_s", "p90_s"))
     blocks = entry.get("blocks")
     what = "the KV" if blocks is None else _blocks(blocks)
     runs = f"`{command}` runs" if command else "the reply calls no tool"
     usual = "" if p50_s is None or p90_s is None else f", usually {_range_s(p50_s, p90_s)}"
     if blocks == 0:
-        return f"nothing is held: {runs}{usual}"
+        return f"pins nothing: {runs}{usual}"
     if not entry["ttl_s"]:
-        return f"lets {what} go: {runs}{usual}, too long to hold for"
-    held = f"holds {what} for up to {_s(entry['ttl_s'])}"
-    return f"{held} while {runs}{usual}" if command else f"{held}: {runs}"
+        return f"lets {what} go: {runs}{usual}, too long for a pin"
+    pins = f"pins {what} for up to {_s(entry['ttl_s'])}"
+    return f"{pins} while {runs}{usual}" if command else f"{pins}: {runs}"
 
 
 def _blocks(number: int) -> str:
@@ -488,7 +488,7 @@ _SENTENCES: Mapping[str, Callable[[Entry], str]] = {
     "evicted": lambda entry: f"{entry['lost_tokens']:,} tokens were gone from the cache",
     "reuse": _reuse,
     "finish": lambda entry: f"turn ends, {entry['context_length']:,} tokens of context",
-    "pinned": lambda entry: f"holds {_blocks(entry['blocks'])} for up to {_s(entry['ttl_s'])}",
+    "pinned": lambda entry: f"pins {_blocks(entry['blocks'])} for up to {_s(entry['ttl_s'])}",
     "decision": _decision,
     "trimmed": lambda entry: f"gives {_blocks(entry['blocks'])} away, keeps {entry['left']:,}",
     "unpinned": _unpinned,

@@ -3,7 +3,7 @@
 vLLM makes the span of a request, `llm_request`, in the API server once the request has ended, and
 offers no way to add to it. So the engine makes two spans of its own, on the provider that vLLM has
 set up in its process, below the same trace context: `agentkv.turn`, from a turn's arrival to its
-end, and `agentkv.hold`, for as long as its KV stays pinned. The events of the event log, without
+end, and `agentkv.pin`, for as long as its KV stays pinned. The events of the event log, without
 commands, are their span events. Runs on the engine's main thread; vLLM's provider exports in a
 thread of its own.
 Source: OutputProcessor.do_tracing (vllm/v1/engine/output_processor.py) and
@@ -21,10 +21,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from agentkv.events import Arrived, JobEvent, details
 
-TURN, HOLD = "agentkv.turn", "agentkv.hold"
-BEGINS = {"arrival": TURN, "pinned": HOLD}
-ENDS = {"finish": (TURN,), "aborted": (TURN,), "unpinned": (HOLD,), "closed": (TURN, HOLD)}
-OF_HOLDS = frozenset(
+TURN, PIN = "agentkv.turn", "agentkv.pin"
+BEGINS = {"arrival": TURN, "pinned": PIN}
+ENDS = {"finish": (TURN,), "aborted": (TURN,), "unpinned": (PIN,), "closed": (TURN, PIN)}
+OF_PINS = frozenset(
     {"pinned", "decision", "trimmed", "unpinned", "tool_started", "tool_finished", "closed"}
 )
 """Events between two turns; the others are of a turn."""
@@ -63,7 +63,7 @@ class DecisionSpans:
             span = self._tracer.start_span(begun, context)
             span.set_attribute("agentkv.job.id", job_id.own_id)
             self._open[job_id, begun] = span
-        known = self._open.get((job_id, HOLD if event.name in OF_HOLDS else TURN))
+        known = self._open.get((job_id, PIN if event.name in OF_PINS else TURN))
         if known is not None:
             known.add_event(event.name, _attributes(details(event)))
         for name in ENDS.get(event.name, ()):

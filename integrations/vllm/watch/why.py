@@ -28,7 +28,7 @@ from agentkv.events import (
     Unpinned,
 )
 from agentkv.policies.jobs import Prompt, Turn
-from agentkv.policies.pins import ENDINGS, HoldEnd, MissReason
+from agentkv.policies.pins import ENDINGS, MissReason, PinEnd
 from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
@@ -55,10 +55,10 @@ TOKEN_BYTES = 40
 
 
 @dataclass(slots=True)
-class LastHold:
-    """When and why a job's KV, or the last part of it, was held no longer."""
+class LastPin:
+    """When and why a job's KV, or the last part of it, was pinned no longer."""
 
-    end: HoldEnd
+    end: PinEnd
     at_s: float
     ttl_s: float | None = None
     taken_by: str | None = None
@@ -82,7 +82,7 @@ class LeftContext:
     """Of its prompt and reply; only if prompts may be shown."""
     num_bytes: int = 0
     """Of its hashes and tokens."""
-    hold: LastHold | None = None
+    last_pin: LastPin | None = None
 
     def common_blocks(self, block_hashes: Sequence[Any]) -> int | None:
         """Blocks that a prompt shares with it; None if its hashes are no longer known.
@@ -258,22 +258,22 @@ class MissWatcher:
     def _gone(self, turn: Turn, expected: Expected, num_tokens: int) -> Miss:
         left = expected.left
         assert left is not None
-        hold = left.hold
+        pin = left.last_pin
         if left.finished_s <= self._reset_s:  # equal if it ended in the pause
             ago_s = max(0.0, turn.arrived_s - self._reset_s)
             return Miss("reset", num_tokens, {"evicted_ago_s": ago_s})
-        if hold is None:
-            # It was never held, or is missing although it was.
+        if pin is None:
+            # It was never pinned, or is missing although it was.
             reason: MissReason = "other" if left.num_blocks else "ttl"
             return Miss(reason, num_tokens, {**expected.tool, "ttl_s": left.undecided_ttl_s})
         facts = {
             **expected.tool,
-            "ttl_s": left.undecided_ttl_s if hold.ttl_s is None else hold.ttl_s,
-            "ended_by": hold.end,
+            "ttl_s": left.undecided_ttl_s if pin.ttl_s is None else pin.ttl_s,
+            "ended_by": pin.end,
             # negative where memory went while the turn waited
-            "evicted_ago_s": max(0.0, turn.arrived_s - hold.at_s),
+            "evicted_ago_s": max(0.0, turn.arrived_s - pin.at_s),
         }
-        return Miss(ENDINGS[hold.end].miss or "other", num_tokens, facts, hold.taken_by)
+        return Miss(ENDINGS[pin.end].miss or "other", num_tokens, facts, pin.taken_by)
 
     def on_resumed(self, event: Resumed) -> None:
         record, turn = self._jobs.get(event.job_id), event.turn
@@ -313,7 +313,7 @@ class MissWatcher:
 
     def on_aborted(self, event: Aborted) -> None:
         if self._expected.pop(event.turn.request_id, None) is None:
-            self._hold_ended(event.job_id, "aborted")
+            self._let_go(event.job_id, "aborted")
 
     def on_unpinned(self, event: Unpinned) -> None:
         if event.reason != "returned":
@@ -323,21 +323,21 @@ class MissWatcher:
         if event.taken_by is not None:
             self._note(event, "pressure")
 
-    def _note(self, event: Unpinned | Trimmed, end: HoldEnd) -> None:
+    def _note(self, event: Unpinned | Trimmed, end: PinEnd) -> None:
         record = self._jobs.get(event.job_id)
         if record is not None and record.left is not None:
             now_s = self._host.clock()
-            record.left.hold = LastHold(end, now_s, event.pin.ttl_s, event.taken_by)
+            record.left.last_pin = LastPin(end, now_s, event.pin.ttl_s, event.taken_by)
 
-    def _hold_ended(self, job_id: JobKey, end: HoldEnd) -> None:
+    def _let_go(self, job_id: JobKey, end: PinEnd) -> None:
         """A job, or its turn, is over: its KV, if it was not let go before, is from now on."""
         record = self._jobs.get(job_id)
-        if record is not None and record.left is not None and record.left.hold is None:
-            record.left.hold = LastHold(end, self._host.clock())
+        if record is not None and record.left is not None and record.left.last_pin is None:
+            record.left.last_pin = LastPin(end, self._host.clock())
 
     def on_closed(self, event: Closed) -> None:
         """No tokens of a job that is over are kept."""
-        self._hold_ended(event.job_id, event.reason)
+        self._let_go(event.job_id, event.reason)
         left = self._prompts.get(event.job_id)
         if left is not None:
             num_freed = len(left.token_ids) * TOKEN_BYTES

@@ -42,8 +42,8 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     assert [turn.is_later for turn in job.turns] == [False, True]
     (bubble,) = job.bubbles
     assert (bubble.seconds, bubble.tool_s, bubble.queued_s) == pytest.approx((3.25, 3.0, 0.25))
-    assert [pin.end for pin in job.holds] == ["returned", "released"]
-    assert job.holds[0].block_seconds == pytest.approx(7 * 3.25)
+    assert [pin.end for pin in job.pins] == ["returned", "released"]
+    assert job.pins[0].block_seconds == pytest.approx(7 * 3.25)
     (ran,) = job.tools
     assert (ran.name, ran.started_s, ran.ended_s) == ("pytest", 2.1, 4.9)
     assert (job.tokens.later_prompt_tokens, job.tokens.later_hit_tokens) == (160, 80)
@@ -51,9 +51,9 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     assert [(row["waited_s"], row["took_s"], row["gap_s"]) for row in rows] == [
         *((0.5, 1.0, 3.0), (0.25, 1.0, None)),
     ]
-    assert [row["hold"] for row in rows] == [
-        "holds 7 blocks for up to 2 s; its next turn came after 3.2 s",
-        "holds 11 blocks for up to 2 s; let go after 0.5 s: the client released the job",
+    assert [row["pin"] for row in rows] == [
+        "pins 7 blocks for up to 2 s; its next turn came after 3.2 s",
+        "pins 11 blocks for up to 2 s; let go after 0.5 s: the client released the job",
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_record_may_begin_in_mid_job() -> None:
     """A log whose oldest events were dropped gives what the rest tells."""
     (turn,) = job_of(*TWO_TURNS[1:3]).turns
     assert (turn.turn, turn.arrived_s, turn.ended_s) == (None, 1.0, 2.0)
-    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).holds
+    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).pins
     assert (pin.pinned_s, pin.end) == (3.0, "expired")
     rest = job_of(finish(2.0, 1, 112))
     assert (rest.turns, rest.rows()) == ([], [])
@@ -191,23 +191,23 @@ DECIDED = {"event": "decision", "blocks": 26}
         ({"event": "unpinned", "held_s": "?"}, "unpinned"),
         (
             {"event": "decision", "command": "ls", "ttl_s": 3, "reason": "rule"},
-            "holds the KV for up to 3 s while `ls` runs",
+            "pins the KV for up to 3 s while `ls` runs",
         ),
         (
             {**DECIDED, "command": "pytest", "ttl_s": 38.2, "p50_s": 3.04, "p90_s": 6.2},
-            "holds 26 blocks for up to 38 s while `pytest` runs, usually 3 to 6.2 s",
+            "pins 26 blocks for up to 38 s while `pytest` runs, usually 3 to 6.2 s",
         ),
         (
             {**DECIDED, "command": "make", "ttl_s": 0.0, "p50_s": 95.0, "p90_s": 300.0},
-            "lets 26 blocks go: `make` runs, usually 95 s to 5 min, too long to hold for",
+            "lets 26 blocks go: `make` runs, usually 95 s to 5 min, too long for a pin",
         ),
         (
             {**DECIDED, "command": None, "ttl_s": 21, "p50_s": None, "p90_s": None},
-            "holds 26 blocks for up to 21 s: the reply calls no tool",
+            "pins 26 blocks for up to 21 s: the reply calls no tool",
         ),
         (
             {**DECIDED, "command": "ls", "blocks": 0, "ttl_s": 21, "p50_s": 0.02, "p90_s": 0.04},
-            "nothing is held: `ls` runs, usually 0.1 s",
+            "pins nothing: `ls` runs, usually 0.1 s",
         ),
         (
             {"event": "unpinned", "held_s": 3.21, "reason": "returned"},

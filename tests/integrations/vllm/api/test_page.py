@@ -24,7 +24,7 @@ from tests.integrations.vllm.api.fake_engine import make_app
 __all__ = ["chromium"]
 
 EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
-STATES = ("running", "waiting", "tool", "held", "evicted")
+STATES = ("running", "waiting", "tool", "pinned", "evicted")
 
 
 def tokens(prompts: int, hits: int) -> dict[str, int]:
@@ -57,12 +57,12 @@ MISS = {"tokens": 200, "why": "evicted", "advice": "run fewer jobs"}
 TURNS = [
     {
         **{"turn": 1, "waited_s": 0.0, "ttft_s": 1.5, "took_s": 4.0, "prompt_tokens": 800},
-        **{"hit_tokens": 0, "output_tokens": 50, "hold": "holds 26 blocks; let go", "gap_s": 2.0},
+        **{"hit_tokens": 0, "output_tokens": 50, "pin": "pins 26 blocks; let go", "gap_s": 2.0},
         **{"command": "pytest", "miss": None},
     },
     {
         **{"turn": 2, "waited_s": 0.5, "ttft_s": 2.0, "took_s": None, "prompt_tokens": 1000},
-        **{"hit_tokens": 800, "output_tokens": None, "hold": None, "gap_s": None},
+        **{"hit_tokens": 800, "output_tokens": None, "pin": None, "gap_s": None},
         **{"command": "pytest", "miss": MISS},
     },
 ]
@@ -82,10 +82,10 @@ class Engine:
         events, self.events = self.events, []
         view = {
             "keys": [job["job_id"] for job in self.jobs],
-            **{"num_jobs": len(self.jobs), "held_by_others": 5},
+            **{"num_jobs": len(self.jobs), "pinned_by_others": 5},
             **{"events": events, "events_left_out": 0},
         }
-        pool = {"blocks": 100, "block_tokens": 32, "running": 40, "held": 25, "cached": 15}
+        pool = {"blocks": 100, "block_tokens": 32, "running": 40, "pinned": 25, "cached": 15}
         recomputed = {"pressure": 40, "diverged": 2}
         stats = {
             **{"is_under_pressure": True, "num_running": 2, "num_waiting": 3},
@@ -143,17 +143,19 @@ def five_states() -> Iterator[str]:
     first, second = Engine(0, jobs), Engine(1, [job(EVIL, "running", command=EVIL)])
     first.events = [
         event(88.0, "arrival", "job-over", turn=1),
-        event(90.0, "arrival", "job-held", turn=3),
-        event(91.0, "waiting_to_running", "job-held"),
-        event(94.0, "finish", "job-held", turn=3, ttft_s=1.5),
+        event(90.0, "arrival", "job-pinned", turn=3),
+        event(91.0, "waiting_to_running", "job-pinned"),
+        event(94.0, "finish", "job-pinned", turn=3, ttft_s=1.5),
         event(94.0, "finish", "job-over", turn=1, ttft_s=2.0),
-        event(95.0, "pinned", "job-held", text="holds 26 blocks"),
-        event(95.1, "decision", "job-held", text="holds 26 blocks while `pytest` runs"),
-        event(95.5, "unpinned", "job-held", reason="returned", text="its next turn came after 2 s"),
+        event(95.0, "pinned", "job-pinned", text="pins 26 blocks"),
+        event(95.1, "decision", "job-pinned", text="pins 26 blocks while `pytest` runs"),
+        event(
+            95.5, "unpinned", "job-pinned", reason="returned", text="its next turn came after 2 s"
+        ),
         event(
             96.0, "unpinned", "job-evicted", reason="pressure", text="let go after 3 s: pressure"
         ),
-        event(97.0, "pinned", "job-over", text="holds 26 blocks"),
+        event(97.0, "pinned", "job-over", text="pins 26 blocks"),
         event(98.0, "unpinned", "job-over", reason="released", text="let go after 1 s: released"),
         event(98.0, "closed", "job-over", text="over after 7 turns: released", **OVER),
     ]
@@ -207,8 +209,8 @@ def test_the_page_shows_what_the_engines_say(chromium: Any, five_states: str) ->
         assert page.hosts == {"127.0.0.1"}
 
 
-def test_a_hold_is_one_line_and_a_job_that_ended_stays(chromium: Any, five_states: str) -> None:
-    """What is held, for what and how it ended is one line; a job's last hold has none. A job that
+def test_a_pin_is_one_line_and_a_job_that_ended_stays(chromium: Any, five_states: str) -> None:
+    """What is pinned, for what and how it ended is one line; a job's last pin has none. A job that
     is over keeps its turns, its time and what it found."""
     with page_of(chromium, five_states) as page:
         page.wait_for_selector("td.state >> text=over")
@@ -220,7 +222,7 @@ def test_a_hold_is_one_line_and_a_job_that_ended_stays(chromium: Any, five_state
             ("", EVIL, EVIL),
             ("", "job-over", "over after 7 turns: released"),
             ("loss", "job-evicted", "let go after 3 s: pressure"),
-            ("", "job-held", "holds 26 blocks while `pytest` runs; its next turn came after 2 s"),
+            ("", "job-pinned", "pins 26 blocks while `pytest` runs; its next turn came after 2 s"),
         ]
         cells = page.eval_on_selector_all(
             "article:first-child tbody tr:last-child td",
@@ -232,21 +234,21 @@ def test_a_hold_is_one_line_and_a_job_that_ended_stays(chromium: Any, five_state
 
 
 def test_a_row_opens_for_its_turns(chromium: Any, five_states: str) -> None:
-    """A click, and a link to the job, show its turns with their times, what was held after each,
+    """A click, and a link to the job, show its turns with their times, what was pinned after each,
     and why one missed and what to do, as /explain says."""
     with page_of(chromium, five_states) as page:
-        page.click("text=job-held")
+        page.click("text=job-pinned")
         page.wait_for_selector(".turns td")
         page.click(".detail a")
         page.wait_for_selector(".turns td")
-        assert page.url.endswith("?job=job-held")
+        assert page.url.endswith("?job=job-pinned")
         assert page.eval_on_selector_all("td.job", "cells => cells.length") == 1
         rows = page.eval_on_selector_all(
             ".turns tbody tr",
             "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))",
         )
         assert rows == [
-            ["1", "0 ms", "1.5 s", "4.0 s", "800", "0 %", "50", "holds 26 blocks; let go"],
+            ["1", "0 ms", "1.5 s", "4.0 s", "800", "0 %", "50", "pins 26 blocks; let go"],
             ["2", "500 ms", "2.0 s", "\u2013", "1,000", "80 %", "\u2013", "pytest"],
             ["computed 200 tokens again: evicted. What to do: run fewer jobs."],
         ]
@@ -274,7 +276,7 @@ def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
     for scheme in ("light", "dark"):
         with page_of(chromium, five_states, size=PHONE, scheme=scheme) as page:
             page.wait_for_selector("article:nth-child(2) td.job")
-            page.click("text=job-held")
+            page.click("text=job-pinned")
             page.wait_for_selector(".turns td")
             assert not scrolls_sideways(page)
             grounds[scheme] = page.evaluate(ground)
@@ -290,7 +292,7 @@ def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
 
 
 def test_states_differ_in_shape(chromium: Any, five_states: str) -> None:
-    """Lanes show tools and held KV as bands of other heights, not just of other colours."""
+    """Lanes show tools and pinned KV as bands of other heights, not just of other colours."""
     with page_of(chromium, five_states) as page:
         page.wait_for_selector("article:nth-child(2) td.job")
         tops = {
@@ -298,9 +300,9 @@ def test_states_differ_in_shape(chromium: Any, five_states: str) -> None:
                 f".lane path.{state}",
                 "paths => paths.map(path => Math.round(path.getBBox().height))",
             )[0]
-            for state in ("running", "tool", "held", "evicted")
+            for state in ("running", "tool", "pinned", "evicted")
         }
-        assert tops == {"running": 10, "tool": 10, "held": 5, "evicted": 2}
+        assert tops == {"running": 10, "tool": 10, "pinned": 5, "evicted": 2}
 
 
 def test_curves_go_on_after_a_reload(chromium: Any, five_states: str) -> None:
@@ -370,7 +372,7 @@ def test_the_page_says_that_the_server_is_gone_and_comes_back(chromium: Any) -> 
         page.wait_for_selector("#status[data-state=live]")
     page.wait_for_selector("#status[data-state=gone]")
     assert page.is_visible("#problem")
-    with serving(make_app(Engine(0, [job("b", "held")]).answers), port):
+    with serving(make_app(Engine(0, [job("b", "pinned")]).answers), port):
         page.wait_for_selector("td.job >> text=b")
         assert not page.is_visible("#problem")
     with serving(make_app(policy=None), port):

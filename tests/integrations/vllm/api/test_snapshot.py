@@ -16,8 +16,8 @@ from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine, of
 from tests.stepped_engine import prompt_of
 
-HOLDS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
-"""Holding is worth much, so pins last for seconds."""
+PINS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
+"""Pins are worth much, so pins last for seconds."""
 
 
 def live(engine: Engine, *clients: str | None) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def job(engine: Engine, job_id: str) -> dict[str, Any]:
 
 
 def test_a_job_is_seen_in_each_of_its_states() -> None:
-    """A job waits, runs, is held, is held while its tool runs, and has lost its KV, in that order,
-    each with the seconds that it has been so."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    """A job waits, runs, is pinned, then while its tool runs, and has lost its KV, each with the
+    seconds that it has been so."""
+    engine = Engine(policy="agentkv", **PINS)
     engine.add(prompt_of(100), job_id="a", turn=1, expected_turns=3)
     assert (job(engine, "a")["state"], job(engine, "a")["why"]) == ("waiting", "in line")
     engine.step()
@@ -48,7 +48,7 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
     assert (running["state"], running["turn"], running["expected_turns"]) == ("running", 1, 3)
     assert (running["context_tokens"], running["blocks"]) == (100, 7)
     engine.run()
-    assert job(engine, "a")["state"] == "held"
+    assert job(engine, "a")["state"] == "pinned"
     engine.tool("a", "started", "ls -la")
     engine.clock.now_s += 0.5
     in_tool = job(engine, "a")
@@ -63,7 +63,7 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
 
 def test_a_job_that_is_held_back_says_why() -> None:
     """A first turn that admission holds back has the reason of its event."""
-    engine = Engine(policy="agentkv", num_blocks=17, **HOLDS)
+    engine = Engine(policy="agentkv", num_blocks=17, **PINS)
     engine.add(prompt_of(16 * 10), job_id="first", max_tokens=64)
     engine.step()
     engine.add(prompt_of(16 * 10, salt=1), job_id="second")
@@ -79,28 +79,28 @@ def test_a_job_that_is_held_back_says_why() -> None:
 
 
 def test_the_pool_is_divided_without_rest() -> None:
-    """Blocks that run, are held, are cached and are free add up to the pool's, and each block of a
-    pin that ends is cached from then on."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    """Blocks that run, are pinned, cached or free add up to the pool's; those of a pin that ends
+    are cached from then on."""
+    engine = Engine(policy="agentkv", **PINS)
     assert live(engine)["pool"] == {
-        **{"blocks": 63, "block_tokens": 16, "running": 0, "held": 0, "cached": 0, "free": 63}
+        **{"blocks": 63, "block_tokens": 16, "running": 0, "pinned": 0, "cached": 0, "free": 63}
     }
     engine.turn(prompt_of(100), job_id="a")
-    assert live(engine)["pool"]["held"] == 6
+    assert live(engine)["pool"]["pinned"] == 6
     engine.add(prompt_of(100, salt=1), job_id="b", max_tokens=40)
     engine.step()
     pool = live(engine)["pool"]
-    assert (pool["running"], pool["held"], pool["cached"]) == (7, 6, 0)
+    assert (pool["running"], pool["pinned"], pool["cached"]) == (7, 6, 0)
     engine.end_pin("a")
     pool = live(engine)["pool"]
-    assert (pool["held"], pool["cached"]) == (0, 6)
-    parts = [pool[name] for name in ("running", "held", "cached", "free")]
+    assert (pool["pinned"], pool["cached"]) == (0, 6)
+    parts = [pool[name] for name in ("running", "pinned", "cached", "free")]
     assert sum(parts) == pool["blocks"]
 
 
 def test_the_totals_are_those_of_stats() -> None:
     """A snapshot has what /stats answers at that moment, and which server it is as /info has it."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    engine = Engine(policy="agentkv", **PINS)
     engine.turn(prompt_of(100), job_id="a")
     assert live(engine)["stats"] == engine_side.call(engine.scheduler, "stats", [])
     info = engine_side.call(engine.scheduler, "info", [])
@@ -109,9 +109,9 @@ def test_the_totals_are_those_of_stats() -> None:
 
 
 def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
-    """In a client's view no id, command or event of another client stands; what others hold is a
+    """In a client's view no id, command or event of another client stands; what others pin is a
     number of blocks."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    engine = Engine(policy="agentkv", **PINS)
     for index, client in enumerate(("alice", "bob")):
         engine.turn(prompt_of(100, salt=index), **of(client, job_id=f"job-of-{client}"))
         engine.tool(JobKey(client, f"job-of-{client}"), "started", f"make {client}")
@@ -119,16 +119,16 @@ def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
     assert [each["job_id"] for each in alice["jobs"]] == ["job-of-alice"]
     assert {each["job_id"] for each in alice["events"]} == {"job-of-alice"}
     assert b"bob" not in msgspec.json.encode(alice)
-    assert (alice["num_jobs"], alice["held_by_others"]) == (1, 6)
+    assert (alice["num_jobs"], alice["pinned_by_others"]) == (1, 6)
     assert {each["job_id"] for each in everybody["jobs"]} == {"job-of-alice", "job-of-bob"}
-    assert (everybody["num_jobs"], everybody["held_by_others"]) == (2, 0)
+    assert (everybody["num_jobs"], everybody["pinned_by_others"]) == (2, 0)
 
 
 @pytest.mark.parametrize("policy", ["continuum", "agentkv"])
 def test_memory_is_short_only_for_a_while_after_a_turn_did_not_fit(policy: str) -> None:
     """Neither an idle server nor one with memory for all is said to be short of it, also where the
     policy's rules hold without pressure; after a shortage a server is, for at most a minute."""
-    engine = Engine(policy=policy, num_blocks=31, **HOLDS)
+    engine = Engine(policy=policy, num_blocks=31, **PINS)
 
     def is_short() -> bool:
         return bool(live(engine)["stats"]["is_under_pressure"])
@@ -143,7 +143,7 @@ def test_memory_is_short_only_for_a_while_after_a_turn_did_not_fit(policy: str) 
 
 def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
     """Events up to the time that a view names are left out; without one, those before HISTORY_S."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    engine = Engine(policy="agentkv", **PINS)
     engine.turn(prompt_of(100), job_id="old")
     engine.wait(30.0)  # its pin ends
     engine.wait(HISTORY_S + 1)
@@ -160,7 +160,7 @@ def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
 
 def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
     """A job that ended long ago comes once, with its duration and what its later turn found."""
-    engine = Engine(policy="agentkv", **HOLDS)
+    engine = Engine(policy="agentkv", **PINS)
     history = engine.turn(prompt_of(100), job_id="old")
     engine.wait(2.0)
     engine.turn(history + prompt_of(50, salt=7), job_id="old", is_last_step=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -213,7 +214,9 @@ def test_a_decision_is_explained() -> None:
     assert job["prediction_source"]
     assert job["prediction_explanation"]
     assert job["ttl_s"] > 0
-    assert job["ttl_reason"].startswith("fast, by ")
+    assert re.fullmatch(
+        r"pins \d+ blocks for up to .* while `ls` runs, usually .*", job["ttl_reason"]
+    )
     events = {event["event"]: event for event in engine.events["a"]}
     assert list(events)[-3:] == ["finish", "pinned", "decision"]
     decision = events["decision"]
@@ -228,7 +231,7 @@ def test_a_freed_turn_is_explained_too() -> None:
     says(engine, "a", SLOW)
     job = ask(engine, "job", "a")
     assert (job["predicted_speed"], job["ttl_s"], job["pinned_blocks"]) == ("slow", 0.0, 0)
-    assert job["ttl_reason"].startswith("slow, by ")
+    assert job["ttl_reason"].startswith("lets the KV go: ")
     events = [event["event"] for event in engine.events["a"]]
     assert events[-3:] == ["pinned", "decision", "unpinned"]
 

@@ -20,7 +20,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from agentkv.integrations.vllm.engine.seam import STATS_FIELD
 from agentkv.integrations.vllm.watch.counters import COUNTERS
 from agentkv.integrations.vllm.watch.prometheus import AgentKVStatLogger
-from agentkv.policies.pins import HOLD_ENDS
+from agentkv.policies.pins import PIN_ENDS
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
         assert f"agentkv:{name}{{{common}}}" in series
     for name in ("tool_duration_seconds", "pin_ttl_seconds", "pin_held_seconds"):
         assert f"agentkv:{name}_count{{{common}}}" in series
-    for reason in HOLD_ENDS:
+    for reason in PIN_ENDS:
         assert f'agentkv:pin_ends_total{{{common},reason="{reason}"}}' in series
     for speed in ("none", "fast", "slow", "uncertain"):
         assert f'agentkv:pins_total{{{common},speed="{speed}"}}' in series
@@ -155,32 +155,36 @@ def test_the_stat_logger_feeds_the_series_under_our_policy_only() -> None:
     assert pins_after_logging({"agentkv": {"policy": "continuum"}}) == 6
 
 
-def logged_by_stat_logger(caplog: pytest.LogCaptureFixture, payload: dict[str, Any]) -> list[str]:
-    """What a logger that is given a payload twice logs."""
-    stats = SchedulerStats()
-    setattr(stats, STATS_FIELD, payload)
+@pytest.mark.parametrize(
+    ("problem", "logged", "num_preemptions"),
+    [
+        (
+            {"counters": [["unheard_of_total", {}, 1], ["preemptions_total", {}, 1]]},
+            "agentkv: the counter unheard_of_total is not declared in COUNTERS",
+            2,
+        ),
+        (
+            {"gauges": {"unheard_of": 1}},
+            "agentkv's Prometheus series end here; serving goes on",
+            0,
+        ),
+    ],
+    ids=["counter", "gauge"],
+)
+def test_a_payload_it_cannot_read_costs_a_warning_and_not_the_server(
+    problem: dict[str, Any], logged: str, num_preemptions: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM calls the logger in the task that hands every request its output. All other series go on
+    after a counter that is not declared."""
+    stats, model = SchedulerStats(), logged[:20]
+    setattr(stats, STATS_FIELD, {**PAYLOAD, **problem})
     config: Any = SimpleNamespace(
         additional_config={"agentkv": {"policy": "continuum"}},
-        model_config=SimpleNamespace(served_model_name="unreadable"),
+        model_config=SimpleNamespace(served_model_name=model),
     )
     stat_logger = AgentKVStatLogger(vllm_config=config, engine_indexes=[0])
     for _ in range(2):
         stat_logger.record(stats, None, engine_idx=0)
-    return [record.message for record in caplog.records]
-
-
-def test_a_counter_that_is_not_declared_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """All other series go on."""
-    labels = {"model_name": "unreadable", "engine": "0"}
-    counters = [["unheard_of_total", {}, 1], ["preemptions_total", {}, 1]]
-    logged = logged_by_stat_logger(caplog, {**PAYLOAD, "counters": counters})
-    assert logged == ["agentkv: the counter unheard_of_total is not declared in COUNTERS"]
-    assert REGISTRY.get_sample_value("agentkv:preemptions_total", labels) == 2
-
-
-def test_a_payload_it_cannot_read_ends_the_series_and_not_the_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """vLLM calls the logger in the task that hands every request its output."""
-    logged = logged_by_stat_logger(caplog, {**PAYLOAD, "gauges": {"unheard_of": 1}})
-    assert logged == ["agentkv's Prometheus series end here; serving goes on"]
+    assert [record.message for record in caplog.records] == [logged]
+    labels = {"model_name": model, "engine": "0"}
+    assert REGISTRY.get_sample_value("agentkv:preemptions_total", labels) == num_preemptions

@@ -9,9 +9,9 @@ import pytest
 
 from agentkv.errors import InputError, SettingsError
 from agentkv.events import Finished, JobEvent, Unpinned
-from agentkv.guard import MAX_FAULTS, Fault
+from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.policies.pins import ENDINGS, HOLD_ENDS, endings_table
+from agentkv.policies.pins import ENDINGS, PIN_ENDS, endings_table
 from agentkv.watchers import EventStream, Watcher
 from tests.integrations.vllm.harness import Engine
 from tests.stepped_engine import prompt_of
@@ -36,7 +36,7 @@ class Notes(Watcher):
 
 
 class Fails(Watcher):
-    """Raises what ends a process, whenever a hold ends."""
+    """Raises what ends a process, whenever a pin ends."""
 
     def on_unpinned(self, event: Unpinned) -> None:
         raise SystemExit("no")
@@ -101,21 +101,10 @@ def test_without_a_watcher_no_event_is_made() -> None:
     assert made == []
 
 
-def test_a_fault_names_watcher_and_event() -> None:
-    """What the log says of a failing watcher comes with the fault."""
-    faults: list[Fault] = []
-    stream = EventStream(lambda watcher, fault: faults.append(fault))
-    stream.add(Fails())
-    stream.emit(Unpinned, *[None] * 6)  # type: ignore[arg-type]
-    (fault,) = faults
-    assert (fault.rules, fault.question, fault.is_last) == ("Fails", "on_unpinned", False)
-    assert isinstance(fault.error, SystemExit)
-
-
 def test_each_end_of_a_hold_has_its_row() -> None:
     """The table of the docs has every reason, with what a miss says and what a listener hears."""
     lines = endings_table().splitlines()
-    assert [line.split("`")[1] for line in lines[2:]] == list(HOLD_ENDS) == list(ENDINGS)
+    assert [line.split("`")[1] for line in lines[2:]] == list(PIN_ENDS) == list(ENDINGS)
 
 
 def test_the_log_is_off_without_readers() -> None:
