@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from agentkv.protocol import TAG_HEADERS, Tags, header_fields, read_tags
 
+CONTEXT_FIELD = "agentic_context"
 MAX_CONTEXT_CHARS = 16 * 1024  # of an object that is sent as JSON text
 
 _TABLE = """
