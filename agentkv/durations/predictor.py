@@ -7,8 +7,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -33,7 +33,6 @@ MIN_DURATION_S, MAX_DURATION_S = 1e-3, 1e6
 AT_LIMIT = 0.99  # of its limit: such a call counts as cut off by it
 _FORMAT = 2
 _CORRUPT = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
-_open_for_owner = partial(os.open, mode=0o600)
 
 
 def _known(kind: str) -> str:
@@ -113,7 +112,8 @@ class DurationPredictor:
         self.num_observed += 1
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was learned as JSON, replacing an existing file as a whole. Raises OSError.
+        """Write what was learned as JSON, replacing an existing file as a whole, or a link to one,
+        whose target stays as it is. Raises OSError.
 
         The file is for its owner alone (mode 0600): a guess of a command can be confirmed by it.
         """
@@ -124,14 +124,17 @@ class DurationPredictor:
             "num_observed": self.num_observed,
             "state": self._estimator.state(),
         }
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        # a new file of mode 0600, by a name that nobody can have prepared
+        handle, unfinished = mkstemp(".partial", f"{path.name}.", path.parent)
         try:
-            with open(unfinished, "w", encoding="utf-8", opener=_open_for_owner) as file:
+            with open(handle, "w", encoding="utf-8") as file:
                 # in pieces: a server's engine runs on between them
                 json.dump(document, file)
-            unfinished.replace(path)
+                file.flush()
+                os.fsync(handle)
+            os.replace(unfinished, path)
         except BaseException:
-            unfinished.unlink(missing_ok=True)  # the rest of the disk, if that is full
+            os.unlink(unfinished)  # the rest of the disk, if that is full
             raise
 
     def load(self, path: str | os.PathLike[str]) -> bool:

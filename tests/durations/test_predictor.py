@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,31 @@ def test_a_corrupt_file_is_a_warning_and_a_fresh_start(
     assert [str(path) in record.getMessage() for record in caplog.records] == [True]
     assert predictor.num_observed == 0
     assert predictor.predict("ls").p50_s == DurationPredictor(kind).predict("ls").p50_s
+
+
+@pytest.mark.parametrize("name", ["state.json", f"state.json.{os.getpid()}.partial"])
+def test_a_link_in_the_folder_does_not_lead_a_save_elsewhere(tmp_path: Path, name: str) -> None:
+    """Neither one in the file's place, which is replaced, nor one by the name of a file half
+    written, and the state is for its owner alone."""
+    precious, path = tmp_path / "precious", tmp_path / "state.json"
+    precious.write_text("as it was")
+    precious.chmod(0o666)
+    (tmp_path / name).symlink_to(precious)
+    DurationPredictor().save(path)
+    assert precious.read_text() == "as it was"
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert DurationPredictor().load(path)
+
+
+def test_a_file_prepared_for_a_save_keeps_no_rights(tmp_path: Path) -> None:
+    """Whoever made it, with rights of his own, does not read the state."""
+    path = tmp_path / "state.json"
+    for prepared in (path, tmp_path / f"state.json.{os.getpid()}.partial"):
+        prepared.touch()
+        prepared.chmod(0o666)
+    DurationPredictor().save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
