@@ -75,6 +75,31 @@ _CHANGES: Mapping[str, tuple[str, str | None]] = {
 """The same by what became of the text there, the field `change`, known only with `show_prompts`;
 None: the advice is that of the place."""
 
+_CUT = (
+    "the agent cuts text out of what it has sent, such as an attachment or a note, and all {rest} "
+    "tokens behind the cut are computed again: cut seldom and much at a time, or leave it there"
+)
+_STATE = "put dates, counters, ids and other state into the last message"
+_TRIMMED = (
+    "the agent trims earlier tool results, and each time all {rest} tokens behind the first of "
+    "them are computed again: trim seldom and much at a time, or cut results when they are new"
+)
+_IN_MESSAGE: Mapping[tuple[str, str | None], str] = {
+    **{("removed", role): _CUT for role in ("system", "user", "assistant", None)},
+    **{(change, "tool"): _TRIMMED for change in ("removed", "replaced", "compacted")},
+    **{
+        (change, role): _STATE
+        for change in ("edited", "inserted", "replaced")
+        for role in ("system", "user")
+    },
+    **{
+        (change, "tool"): "send earlier tool results as they were sent at first; " + _STATE
+        for change in ("edited", "inserted")
+    },
+    ("reordered", "tool"): "send the results of parallel calls in the same order each time",
+}
+"""The advice by what became of the text and in whose message, but for the last reply."""
+
 
 @dataclass(slots=True)
 class Miss:
@@ -117,7 +142,11 @@ def _diverged(miss: Mapping[str, Any]) -> tuple[str, str]:
     change = _CHANGES.get(miss.get("change") or "")
     if change is not None:
         why = change[0].format(place=_place(miss), tools=", ".join(miss.get("tools") or ()))
-        advice = change[1] or advice
+        of_message = None
+        if miss["kind"] != "reply":
+            of_message = _IN_MESSAGE.get((miss["change"], miss.get("role")))
+        advice = of_message or change[1] or advice
+        advice = advice.format(rest=f"{miss['of_tokens'] - miss['diverged_at']:,}")
     return f"diverged at token {miss['diverged_at']:,} of {miss['of_tokens']:,}: {why}", advice
 
 

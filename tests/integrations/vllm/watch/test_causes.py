@@ -208,6 +208,43 @@ def test_a_planted_cause_is_named(name: str, demo_model_dir: Path) -> None:
     assert ("order" in advice) == (change == "reordered")
 
 
+SHOTS = [
+    said("system", SYSTEM),
+    said("user", "Go."),
+    *(said("tool", f"screen {n} [attachment: {words(n, 40)}]") for n in range(3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("now", "right"),
+    [
+        (put(SHOTS, 2, "screen 0"), "trims earlier tool results"),
+        (put(SHOTS, 2, "screen 0 [left out]"), "trims earlier tool results"),
+        (put(SHOTS, 3, SHOTS[3]["content"] + NOTE), "earlier tool results as they were"),
+        (put(SHOTS, 1, "It is 9:14. Go."), "dates"),
+        (put(SHOTS, 0, SYSTEM[:40] + SYSTEM[120:]), "cuts text out"),
+        (put(SHOTS, 0, SYSTEM[:40] + NOTE + SYSTEM[40:]), "dates"),
+    ],
+)
+@pytest.mark.parametrize("num_first", [2, 5], ids=["in the history", "in the first prompt"])
+def test_advice_follows_the_change_and_its_message(
+    now: list[Message], right: str, num_first: int, demo_model_dir: Path
+) -> None:
+    """Wherever in the first prompt that stands: text cut out of a tool's result is no date."""
+    made = tokenizer(demo_model_dir)
+    first, was, prompt = (
+        made.encode(rendered("chatml", (each, []), {}), add_special_tokens=False)
+        for each in (SHOTS[:num_first], SHOTS, [*now, said("tool", "And " + words(9, 20))])
+    )
+    known = was + made.encode("Done.<|im_end|>")
+    difference = Difference(0, 9999, known, len(was), len(first), prompt)
+    miss = {"reason": "diverged", "of_tokens": len(known), **difference.described(made.decode)}
+    why, advice = explanation(miss)
+    assert right in advice, why
+    assert ("trims" in right) <= ("dates" not in advice)
+    assert "same tools" not in advice
+
+
 def test_the_same_text_in_other_tokens_and_another_image_are_named(demo_model_dir: Path) -> None:
     """Tokens that differ where the text does not, and blocks that do where the tokens do not."""
     made = tokenizer(demo_model_dir)
