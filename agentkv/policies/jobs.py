@@ -69,6 +69,12 @@ class Prompt:
     cache_keys: object = None
     trace_headers: Mapping[str, str] | None = None
 
+    @property
+    def fingerprint(self) -> tuple[int, int, object]:
+        """Its tokens, full blocks, and the last of their hashes."""
+        hashes = self.block_hashes
+        return len(self.token_ids), len(hashes), hashes[-1] if hashes else None
+
     def start(self, block_tokens: int) -> object:
         """Hash of its first START_TOKENS, or first block if that is longer; None if shorter."""
         index = max(1, START_TOKENS // block_tokens) - 1
@@ -126,8 +132,10 @@ class Turn:
     held_back: str | None = None
     """Why admission control keeps the turn waiting; None if it does not."""
     is_side_request: bool = False
-    """The prompt is shorter than the job's and starts otherwise, as for a title. It changes nothing
-    of what is known about the job."""
+    """The prompt is shorter than the job's and starts otherwise, as for a title, or is a ping. It
+    changes nothing of what is known about the job."""
+    is_repeat: bool = False
+    """It repeats the last finished prompt, whose reply has called a tool that is known."""
     has_aged_out: bool = False
     """It has waited for longer than `patience_s`."""
     common_tokens: int = 0
@@ -259,15 +267,17 @@ class Job:
         """True if a turn of the job waits for its first blocks."""
         return any(turn.admitted_s is None for turn in self.live.values())
 
-    def finish_turn(self, now_s: float, context: Context) -> int:
-        """End a turn: what was known of the tool before it no longer counts.
+    def finish_turn(self, now_s: float, context: Context, *, keeps_tool: bool = False) -> int:
+        """End a turn: what was known of the tool before it counts only if it `keeps_tool`.
 
         Returns by how many tokens it lengthened the context.
         """
-        self.finished_s = now_s
-        self.tool, self.is_tool_observed, self.decision, self.blocking = None, False, None, None
-        self.has_had_grace = self.was_reset = self.has_paused = False
-        self.running.clear()
+        if not keeps_tool:
+            self.finished_s = now_s
+            self.tool, self.is_tool_observed, self.decision, self.blocking = None, False, None, None
+            self.has_had_grace = self.has_paused = False
+            self.running.clear()
+        self.was_reset = False
         before = self.context_tokens or self.first_prompt_tokens
         num_tokens, hit_tokens = context.num_tokens, context.hit_tokens
         self.context_tokens, self.checkpoints = num_tokens, context.checkpoints()
@@ -297,12 +307,16 @@ class Job:
             self.running.remove(max(matching or self.running, key=lambda tool: len(tool.command)))
         return not self.running
 
-    def take_tags(self, tags: Tags, num_tokens: int, block_hashes: Sequence[object]) -> bool:
+    def is_repeated_by(self, prompt: Prompt) -> bool:
+        """True if a prompt is that of the last finished turn, and no other turn is live."""
+        is_idle = self.finished_s is not None and not self.live and not self.was_aborted
+        return is_idle and prompt.fingerprint == self.fingerprint
+
+    def take_tags(self, tags: Tags, prompt: Prompt) -> bool:
         """Note what an arriving request says of the job; True if it is a new turn."""
-        fingerprint = (num_tokens, len(block_hashes), block_hashes[-1] if block_hashes else None)
-        is_new = self.counts_as_new_turn(tags.turn, fingerprint, block_hashes)
+        is_new = self.counts_as_new_turn(tags.turn, prompt)
         self.num_turns += is_new
-        self.fingerprint, self.was_aborted = fingerprint, False
+        self.fingerprint, self.was_aborted = prompt.fingerprint, False
         self.last_turn = max(self.last_turn or 0, tags.turn) if tags.turn else self.last_turn
         self.parent_job_id = tags.parent_job_id or self.parent_job_id
         self.expected_turns = tags.expected_turns or self.expected_turns
@@ -310,9 +324,7 @@ class Job:
         self.is_released = False
         return is_new
 
-    def counts_as_new_turn(
-        self, turn: int | None, fingerprint: object, block_hashes: Sequence[object]
-    ) -> bool:
+    def counts_as_new_turn(self, turn: int | None, prompt: Prompt) -> bool:
         """True if an arriving request is a new turn of the job, not a retry or a sibling.
 
         With a `turn` tag, that is a number not seen before; without, a prompt that differs from
@@ -323,9 +335,10 @@ class Job:
             return self.last_turn is None or turn > self.last_turn
         if self.was_aborted and self.fingerprint is not None:
             _, num_blocks, last_hash = self.fingerprint
-            if 0 < num_blocks <= len(block_hashes) and block_hashes[num_blocks - 1] == last_hash:
+            hashes = prompt.block_hashes
+            if 0 < num_blocks <= len(hashes) and hashes[num_blocks - 1] == last_hash:
                 return False
-        return fingerprint != self.fingerprint
+        return prompt.fingerprint != self.fingerprint
 
     def turn_admitted(self, turn: Turn) -> None:
         """Count a turn whose prompt repeats less than all of what the turn before left."""

@@ -101,6 +101,7 @@ def arriving(request: Request, tags: Tags) -> ArrivingRequest:
         tags=tags,
         client=fields.get(CLIENT_FIELD, ""),
         priority=request.priority,
+        max_tokens=request.max_tokens,
     )
 
 

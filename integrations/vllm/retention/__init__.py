@@ -72,6 +72,8 @@ class ArrivingRequest(NamedTuple):
     client: str
     """The client's, if the API server says one."""
     priority: int
+    max_tokens: int
+    """Of its reply."""
 
 
 class KeptBlocks(NamedTuple):

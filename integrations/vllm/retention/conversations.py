@@ -378,7 +378,7 @@ class Conversations:
         whole = PromptStart.of(prompt, num_tokens, num_tokens - MAX_REWRITTEN_TOKENS, size)
         last = history.whole
         if is_side_request:
-            if whole is not None:
+            if whole not in (None, history.whole):
                 history.others.append(whole)
             return
         history.whole = whole

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from agentkv.policies.jobs import Job, Turn
+from agentkv.policies.jobs import Job, Prompt, Turn
 from agentkv.policies.pins import Pin
 
 from . import Host
@@ -68,6 +68,11 @@ class JobTable:
                 reversed(self._by_own_id.get(own_id, OrderedDict()).values()), MAX_NAMED
             )
         ]
+
+    def repeated(self, job_id: str, prompt: Prompt) -> Job | None:
+        """The job with this id if the prompt is again that of its last finished turn."""
+        job = self._jobs.get(job_id)
+        return job if job is not None and job.is_repeated_by(prompt) else None
 
     def add(self, job: Job) -> None:
         self._jobs[job.job_id] = job

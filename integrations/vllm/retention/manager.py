@@ -113,6 +113,10 @@ class RetentionManager:
             is_side_request = relation == "side request"
             if relation == "another":
                 tags, job_id = Tags(), None
+            elif request.max_tokens <= 1 and (job := self.jobs.repeated(job_id, prompt)):
+                # a ping keeps the cache warm while a tool runs or a person is awaited
+                is_side_request = True
+                self.decisions.renew(job)
         if job_id is None and prompt is not None:
             job_id = self.inference.job_id_of(name, prompt, client)
         if job_id is None or prompt is None:
@@ -161,13 +165,16 @@ class RetentionManager:
         # Among several clients a priority can only put a job behind others.
         best = 0 if self.admission.shares.are_many else -MAX_PRIORITY
         job.priority = max(best, min(priority, MAX_PRIORITY))
-        is_new = job.take_tags(tags, num_prompt_tokens, prompt.block_hashes)
+        is_known = job.decision is not None and job.decision.command is not None
+        is_repeat = is_known and job.is_repeated_by(prompt)
+        is_new = not is_side_request and job.take_tags(tags, prompt)
         turn = Turn(request_id, job, order, now_s, num_prompt_tokens, job.num_turns)
         turn.is_last_step, turn.is_first = bool(tags.is_last_step), is_first
         turn.common_tokens = job.common_tokens(prompt, self._host.pool.block_tokens)
         if not self._host.pool.has_one_group:
             turn.common_tokens = job.usable(turn.common_tokens)
         turn.is_side_request = is_side_request
+        turn.is_repeat = is_repeat and not is_new
         self.conversations.arrived(job, prompt, is_side_request=is_side_request)
         # watchers see the job before what is known of its tool goes
         parent = None if tags.parent_job_id is None else JobKey.read(tags.parent_job_id).own_id
@@ -246,6 +253,8 @@ class RetentionManager:
         if turn is None or not (is_finished_turn and num_tokens and turn.may_be_held):
             return False
         ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
+        if turn.is_repeat and turn.job.decision is not None:
+            ttl = turn.job.decision.ttl
         turn.ttl = TTL(min(ttl.seconds, turn.job.max_ttl_s), ttl.reason)
         return turn.ttl.seconds > 0
 
@@ -296,7 +305,7 @@ class RetentionManager:
     def _finish(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job = turn.job
         if not turn.is_side_request:
-            added = job.finish_turn(now_s, context)
+            added = job.finish_turn(now_s, context, keeps_tool=turn.is_repeat)
             if self.costs.blocks_per_token.varies:
                 self.costs.blocks_per_token.observe(job.context_tokens)
             self.admission.growth.turn_ended(job, added)
@@ -321,7 +330,7 @@ class RetentionManager:
             expires_s=now_s + ttl.seconds,
             num_exclusive_blocks=kept.num_exclusive_blocks,
             reason=ttl.reason,
-            is_decided=not (self.predictor.predicts or job.is_inferred),
+            is_decided=turn.is_repeat or not (self.predictor.predicts or job.is_inferred),
         )
         is_held = self._pin_manager.pin(job, pin)
         if self._host.pool.has_one_group:
@@ -356,7 +365,7 @@ class RetentionManager:
         job = turn.job
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
-        elif reply is not None and not turn.is_side_request:
+        elif reply is not None and not (turn.is_side_request or turn.is_repeat):
             if self.predictor.predicts or job.is_inferred:
                 self._read(job, turn.request_id, reply)
         elif job.is_inferred and job.finished_s is None:

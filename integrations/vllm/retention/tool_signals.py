@@ -214,6 +214,15 @@ class PinDecisions:
             job.has_had_grace = True
             self._hold_from_now(job, NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
 
+    def renew(self, job: Job) -> None:
+        """The client says that the job goes on: its pin lasts as long again as it was worth."""
+        pin = self._pins.table.get(job.job_id)
+        if pin is not None:
+            ttl = self._policy.undecided_ttl(self._costs.cost(job.usable_tokens))
+            ttl = ttl if job.decision is None else job.decision.ttl
+            if pin.expires_s < self._clock() + ttl.seconds:
+                self._pins.reprice(pin, ttl, is_from_now=True)
+
     def sub_agent_goes_on(self, job: Job) -> None:
         """A job's sub-agent has a turn, or ends one: its KV is worth as much as at first."""
         pin = self._pins.table.get(job.job_id)

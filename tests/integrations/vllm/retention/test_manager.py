@@ -147,7 +147,7 @@ def test_pins_of_siblings_never_hold_a_block_twice() -> None:
     engine.run()
     assert engine.pinned == {"a": (100 + 40 - 1) // 16}
     assert engine.num_free == 63 - engine.pinned["a"]
-    assert engine.retention.jobs.get("a").num_turns == 2
+    assert engine.retention.jobs.get("a").num_turns == 1
     engine.wait(3.0)
     assert engine.num_free == 63
 
@@ -218,7 +218,7 @@ def test_a_short_prompt_of_its_own_leaves_the_jobs_context_pinned() -> None:
     assert engine.pinned == pinned == {"a": 60}
     engine.turn([*history, 5, 6, 7], job_id="a")
     job = engine_call.call(engine.scheduler, "job", ["a"])
-    assert (job["turns_evicted"], job["turns_diverged"], job["turns"]) == (0, 0, 4)
+    assert (job["turns_evicted"], job["turns_diverged"], job["turns"]) == (0, 0, 2)
     assert engine.pin_ends == {"returned": 1}
 
 

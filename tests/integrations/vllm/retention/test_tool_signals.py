@@ -47,6 +47,35 @@ def test_one_duration_a_turn_the_clients_first() -> None:
     assert (len(durations.of("ls")), len(durations.over_all)) == (2, 3)
 
 
+CALL = "So:\n```bash\nls\n```"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [{"max_tokens": 1}, {"max_tokens": 1, "turn": 1}, {"reply": CALL.replace("ls", "make all")}],
+    ids=["ping", "ping with its turn's number", "retry"],
+)
+def test_the_last_request_again_teaches_nothing_of_the_tool(again: dict[str, Any]) -> None:
+    """It is no turn, its reply is not read, and the tool's time is learned at the next turn."""
+    engine = Engine(policy="agentkv", max_ttl_s=100.0, prefill_reload_s=[0.0, 0.02, 0.0])
+    prompt = prompt_of(160)
+    history = engine.turn(prompt, job_id="a", reply=CALL)
+    (expires_s,) = [pin.expires_s for pin in engine.retention.pins]
+    job, held = engine.retention.jobs.get("a"), dict(engine.pinned)
+    for _ in range(2):
+        engine.wait(1.0)
+        engine.turn(prompt, job_id="a", **again)
+    assert job.num_turns == 1
+    assert job.decision.command == "ls"
+    assert engine.pinned == held
+    assert 2 < engine.retention.pins.get("a").expires_s - expires_s < 2.2
+    assert observations(engine) == {}
+    engine.wait(2.0)
+    engine.turn(history + prompt_of(20), job_id="a")
+    assert job.num_turns == 2
+    assert engine.retention.policy.learned.durations.of("ls").mean_s == pytest.approx(4, abs=0.3)
+
+
 BACKGROUND_CALL = json.dumps(
     {"name": "bash", "arguments": {"command": "pytest", "run_in_background": True}}
 )
