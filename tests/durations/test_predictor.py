@@ -134,7 +134,7 @@ def test_a_link_in_the_folder_does_not_lead_a_save_elsewhere(tmp_path: Path, nam
 
 
 def test_a_file_prepared_for_a_save_keeps_no_rights(tmp_path: Path) -> None:
-    """Whoever made it, with rights of his own, does not read the state."""
+    """One who made it, with rights for all, does not read the state."""
     path = tmp_path / "state.json"
     for prepared in (path, tmp_path / f"state.json.{os.getpid()}.partial"):
         prepared.touch()
