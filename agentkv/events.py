@@ -159,6 +159,8 @@ class Aborted(JobEvent):
 
     name: ClassVar[str] = "aborted"
     turn: Turn
+    is_held: bool
+    """Its job's blocks are held all the same, as of a turn that was left after its first tokens."""
 
 
 # Between two turns

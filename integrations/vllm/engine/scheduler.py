@@ -285,8 +285,9 @@ class RetainingScheduler(seam.SchedulerSeam):
 
     @seam.guarded(False)
     def wants_blocks_kept(self, request: Request, hit_tokens: int) -> bool:
-        is_done, name = seam.is_finished_turn(request), request.request_id
-        return self.retention.keeps_blocks(name, is_finished_turn=is_done, num_tokens=hit_tokens)
+        return (seam.is_finished_turn(request) or seam.was_left(request)) and (
+            self.retention.keeps_blocks(request.request_id, num_tokens=hit_tokens)
+        )
 
     def request_ended(
         self, request: Request, blocks: Sequence[Any], fence: int, hit_tokens: int

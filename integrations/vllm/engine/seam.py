@@ -506,6 +506,11 @@ def is_finished_turn(request: Request) -> bool:
     )
 
 
+def was_left(request: Request) -> bool:
+    """True if a client left a request after its first tokens: what it computed may be used yet."""
+    return request.status == RequestStatus.FINISHED_ABORTED and request.num_output_tokens > 0
+
+
 def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | None]:
     """The last tokens of a request's reply, and apart from them the token that stopped it.
 

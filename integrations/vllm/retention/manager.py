@@ -243,14 +243,15 @@ class RetentionManager:
 
     # It ends
 
-    def keeps_blocks(self, request_id: str, *, is_finished_turn: bool, num_tokens: int) -> bool:
-        """True if a turn that ends now, with `num_tokens` in the cache, keeps its blocks.
+    def keeps_blocks(self, request_id: str, *, num_tokens: int) -> bool:
+        """True if a turn that ends now, after its first tokens and with `num_tokens` in the cache,
+        keeps its blocks.
 
         Asked before the blocks are popped. The TTL decided here is the one that `turn_ended` pins
         them with.
         """
         turn = self.jobs.turns.get(request_id)
-        if turn is None or not (is_finished_turn and num_tokens and turn.may_be_held):
+        if turn is None or not (num_tokens and turn.may_be_held):
             return False
         ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
         if turn.is_repeat and turn.job.decision is not None:
@@ -287,15 +288,14 @@ class RetentionManager:
         if is_finished_turn:
             self._finish(turn, context, kept, now_s)
         else:
-            job.was_aborted = not turn.is_side_request
-            self._emit(events.Aborted, job.job_id, turn)
+            self._abort(turn, context, kept, now_s)
         if self.policy.follows_turns:
             served_s = 0.0 if turn.admitted_s is None else now_s - turn.admitted_s
             self.policy.turn_finished(turn, served_s)
         if kept.blocks:
             self._hold(turn, context, kept, now_s)
         elif (pin := self.pins.get(job.job_id)) is not None:
-            self._ended_without_blocks(turn, pin, is_finished_turn=is_finished_turn)
+            self._ended_without_blocks(turn, pin)
         self.admission.kv_changed(job)
         if not job.live:
             self._only_turn_ended(turn, reply if is_finished_turn else None)
@@ -305,18 +305,34 @@ class RetentionManager:
     def _finish(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job = turn.job
         if not turn.is_side_request:
-            added = job.finish_turn(now_s, context, keeps_tool=turn.is_repeat)
-            if self.costs.blocks_per_token.varies:
-                self.costs.blocks_per_token.observe(job.context_tokens)
-            self.admission.growth.turn_ended(job, added)
-            if self._host.pool.has_tier:
-                job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
+            self._has_context(turn, context, now_s)
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
             elif self.predictor.predicts and turn.may_be_held:
                 job.next_turn = self.silences.began(job)
         num_output, turn.ended_s = len(context.token_ids) - context.num_prompt_tokens, now_s
         self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
+
+    def _abort(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
+        """The client has left a turn: what that has computed and keeps is the job's context."""
+        job = turn.job
+        if kept.blocks:
+            if job.is_inferred and job.finished_s is None:
+                self.inference.turn_finished(job, context)
+            self._has_context(turn, context, now_s)
+            job.is_tool_observed = True  # the time until the next turn is a person's
+        job.was_aborted = not turn.is_side_request
+        is_held = bool(kept.blocks) or self.pins.get(job.job_id) is not None
+        self._emit(events.Aborted, job.job_id, turn, is_held)
+
+    def _has_context(self, turn: Turn, context: Context, now_s: float) -> None:
+        job = turn.job
+        added = job.finish_turn(now_s, context, keeps_tool=turn.is_repeat)
+        if self.costs.blocks_per_token.varies:
+            self.costs.blocks_per_token.observe(job.context_tokens)
+        self.admission.growth.turn_ended(job, added)
+        if self._host.pool.has_tier:
+            job.tier_key = self._host.tier_key(context.block_hashes[: context.num_blocks])
 
     def _hold(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
         job, ttl = turn.job, turn.ttl
@@ -348,12 +364,11 @@ class RetentionManager:
         if num_freed > 0:
             self._pin_manager.take(pin, num_freed)
 
-    def _ended_without_blocks(self, turn: Turn, pin: Pin[Any], *, is_finished_turn: bool) -> None:
+    def _ended_without_blocks(self, turn: Turn, pin: Pin[Any]) -> None:
         """End the job's pin if nothing will come back to it."""
         job = turn.job
-        goes_on = is_finished_turn or turn.is_side_request
-        if not job.live and (turn.is_last_step or not goes_on):
-            self._pin_manager.end(pin, "last_step" if is_finished_turn else "aborted")
+        if turn.is_last_step and not job.live:
+            self._pin_manager.end(pin, "last_step")
             self._host.rank_changed(job.job_id)
         elif not job.has_waiting_turn:
             # Its expiry may have passed while this turn waited, which `expire_due_pins` skips.

@@ -312,7 +312,8 @@ class MissWatcher:
             self._forget_prompt(next(iter(self._prompts)))
 
     def on_aborted(self, event: Aborted) -> None:
-        if self._expected.pop(event.turn.request_id, None) is None:
+        waited = self._expected.pop(event.turn.request_id, None) is not None
+        if not (waited or event.is_held):
             self._let_go(event.job_id, "aborted")
 
     def on_unpinned(self, event: Unpinned) -> None:

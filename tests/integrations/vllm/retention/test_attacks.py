@@ -98,6 +98,25 @@ def test_new_jobs_that_do_not_fit_cost_others_one_step(comes_back: bool) -> None
     assert num_steps <= 2
 
 
+@pytest.mark.parametrize("are_left", [True, False], ids=["aborted", "finished"])
+def test_a_storm_of_aborts_gains_no_more_than_a_share(are_left: bool) -> None:
+    """What an attacker left midway yields to another client's new job like what it finished."""
+    engine = Engine(policy="agentkv", num_blocks=129, prefill_reload_s=[0.0, 10.0, 0.0])
+    attacker, victim = "a" * 16, "b" * 16
+    history = engine.turn(prompt_of(16 * 20, salt=90), **of(victim, job_id="v"))
+    for number in range(12):
+        tags = of(attacker, job_id=f"a{number}")
+        left = engine.add(prompt_of(16 * 12, salt=number), max_tokens=4, **tags)
+        engine.steps(3)
+        engine.abort(left) if are_left else engine.run()
+    assert sum(engine.pinned.values()) > 100
+    turn = engine.add([*history, *prompt_of(16 * 20, salt=91)], **of(victim, job_id="v"))
+    new = engine.add(prompt_of(16 * 20, salt=92), **of(victim, job_id="w"))
+    engine.steps(3)
+    assert {turn, new} <= set(engine.running())
+    assert engine.retention.pins.num_blocks_of(attacker) <= 128 // 2
+
+
 def idle_pool(**settings: Any) -> tuple[Engine, str]:
     """Nine idle jobs hold nearly all memory for long, one request runs, and a new job waits."""
     given = {

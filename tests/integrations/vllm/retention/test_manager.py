@@ -123,6 +123,31 @@ def test_an_abort_before_any_output_is_not_a_turn(make_engine: Callable[..., Eng
     assert engine.num_free == 63
 
 
+@pytest.mark.parametrize(("num_steps", "blocks"), [(5, 8), (0, 6)], ids=["midway", "waiting"])
+@pytest.mark.parametrize("policy", ["continuum", "agentkv"])
+def test_a_turn_that_the_client_left_is_held_like_one_that_ended(
+    policy: str, num_steps: int, blocks: int
+) -> None:
+    """For its TTL, and the time of a person teaches nothing; before it runs it changes nothing."""
+    engine = Engine(policy=policy, max_ttl_s=30.0, prefill_reload_s=[0.0, 0.02, 0.0])
+    history = engine.turn(prompt_of(100), job_id="a", reply="Done.")
+    ends = [pin.expires_s for pin in engine.retention.pins]
+    left = engine.add(history + prompt_of(24, salt=1), max_tokens=50, job_id="a")
+    observed = engine.totals.get("tool_observations_total", {})
+    engine.steps(num_steps)
+    text = list(engine.scheduler.requests[left].all_token_ids)
+    engine.abort(left)
+    assert engine.pinned == {"a": blocks}
+    assert num_steps or ends == [pin.expires_s for pin in engine.retention.pins]
+    engine.wait(1.0)
+    engine.turn(text + prompt_of(20, salt=2), job_id="a")
+    assert engine.totals.get("tool_observations_total", {}) == observed or not num_steps
+    assert engine.retention.jobs.get("a").num_evicted == 0
+    engine.wait(60.0)
+    assert engine.pinned == {}
+    assert not engine.lost_blocks()
+
+
 def test_a_pin_waits_for_a_turn_that_is_already_queued() -> None:
     """The TTL runs out while the next turn waits for a slot: the pin is kept for it."""
     engine = Engine(max_num_seqs=1)

@@ -90,6 +90,12 @@ def abort_the_waiting_turn(engine: Engine, history: list[int]) -> None:
     engine.abort(engine.add(history, job_id="a"))
 
 
+def abort_the_first_turn(engine: Engine, history: list[int]) -> None:
+    """Before it runs, of a job that holds nothing any more."""
+    engine.end_pin("a")
+    abort_the_waiting_turn(engine, history)
+
+
 def lease_over(engine: Engine, history: list[int]) -> None:
     engine.wait(40.0)
     engine.turn(prompt_of(20, salt=9), job_id="other")
@@ -158,15 +164,14 @@ TERMINAL: tuple[tuple[Happening, list[str], str], ...] = (
     (last_step, ["r1", "r2"], "last_step"),
     (release, ["r1"], "released"),
     (release_while_a_turn_runs, ["r1", "r2"], "released"),
-    (abort_the_running_turn, ["r1", "r2"], "aborted"),
-    (abort_the_waiting_turn, ["r1", "r2"], "aborted"),
+    (abort_the_first_turn, ["r1", "r2"], "aborted"),
     (lease_over, ["r1"], "lease"),
     (too_many_jobs, ["r1"], "lease"),
 )
 """What is terminal: the requests whose KV is gone, and the reason."""
 DEFERRED: tuple[Happening, ...] = (
     *(preempt, pressure, a_tail_taken_under_pressure, ttl_over, rollback, reset),
-    *(abort_one_of_two_turns, swap_out_and_in),
+    *(abort_one_of_two_turns, abort_the_running_turn, abort_the_waiting_turn, swap_out_and_in),
 )
 """What gives blocks up, or moves them, while the job goes on: its end announces them."""
 
@@ -237,7 +242,7 @@ def test_what_is_not_terminal_waits_for_the_end_of_the_job(
 def test_a_job_that_goes_on_after_an_abort_ends_a_second_time() -> None:
     """The retry of an aborted turn begins a new life, whose end names the retry alone."""
     engine, history = engine_with_a_pinned_job()
-    abort_the_waiting_turn(engine, history)
+    abort_the_first_turn(engine, history)
     assert state(engine) == "FREED"
     engine.turn(history, job_id="a", is_last_step=1)
     assert frees_of(engine) == [(["r1", "r2"], "aborted"), (["r3"], "last_step")]
