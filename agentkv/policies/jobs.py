@@ -6,8 +6,10 @@ RetentionManager keeps them; policies read them. Times are seconds on the caller
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agentkv.commands.blocking import Awaited
@@ -21,6 +23,8 @@ from .pins import PinEnd
 START_TOKENS = 64
 """Tokens at the start of a prompt that tell one agent's from another's and from side requests':
 more than the default system prompt of a chat template, fewer than an agent's."""
+SAME_PLACE_TURNS = 3
+"""Turns in a row that diverge at one place before the next one is expected to."""
 MAX_RUNNING_TOOLS = 64
 """Tools of one job remembered as running at once; a further one is not."""
 MAX_RUNNING_CHARS = 4096
@@ -218,6 +222,8 @@ class Job:
     usable_tokens: int = 0
     """Tokens of it that a prefix hit could find when the turn had ended."""
     checkpoints: tuple[tuple[int, object], ...] = ()
+    found: deque[int] = field(default_factory=partial(deque, maxlen=SAME_PLACE_TURNS))
+    """Tokens that its last turns found, while each diverged from what the one before had left."""
     tool: str | None = None
     is_tool_observed: bool = False
     decision: Decision | None = None
@@ -345,7 +351,22 @@ class Job:
         if turn.is_side_request:
             return
         expected = min(self.usable_tokens, turn.num_prompt_tokens - 1)
-        self.num_diverged += self.finished_s is not None and turn.common_tokens < expected
+        if self.finished_s is not None and turn.common_tokens < expected:
+            self.num_diverged += 1
+            self.found.append(max(turn.common_tokens, turn.hit_tokens))
+        else:
+            self.found.clear()
+
+    def will_find(self, num_tokens: int) -> int:
+        """How many of `num_tokens` a next turn is expected to find: all but where the last turns
+        diverged at one place, as those of an agent do that sends its newest messages only."""
+        is_one_place = len(self.found) == SAME_PLACE_TURNS and len(set(self.found)) == 1
+        return min(num_tokens, self.found[0]) if is_one_place else num_tokens
+
+    @property
+    def worth_tokens(self) -> int:
+        """Tokens of its context that a next turn is expected to find."""
+        return self.will_find(self.usable_tokens)
 
     def common_tokens(self, prompt: Prompt, block_tokens: int) -> int:
         """Tokens of a new prompt that equal the context the last finished turn left.

@@ -251,6 +251,7 @@ class RetentionManager:
         them with.
         """
         turn = self.jobs.turns.get(request_id)
+        num_tokens = num_tokens if turn is None else turn.job.will_find(num_tokens)
         if turn is None or not (num_tokens and turn.may_be_held):
             return False
         ttl = self.policy.undecided_ttl(self.costs.cost(num_tokens))
@@ -352,14 +353,16 @@ class RetentionManager:
         if self._host.pool.has_one_group:
             num_shared = len(kept.blocks) - kept.num_exclusive_blocks
             job.prefix = SharedPrefix.of(context.block_hashes, num_shared)
-            if is_held and self.policy.holds_parts:
-                self._free_what_is_not_held(pin)
+            if is_held:
+                self._free_what_is_not_held(job, pin)
         if job.live:
             self._host.rank_changed(job.job_id)
 
-    def _free_what_is_not_held(self, pin: Pin[Any]) -> None:
+    def _free_what_is_not_held(self, job: Job, pin: Pin[Any]) -> None:
         block_tokens = self._host.pool.block_tokens
-        held_tokens = self.policy.held_tokens(self.costs.cost(len(pin.blocks) * block_tokens))
+        held_tokens: float = job.will_find(len(pin.blocks) * block_tokens)
+        if self.policy.holds_parts:
+            held_tokens = self.policy.held_tokens(self.costs.cost(int(held_tokens)))
         num_freed = len(pin.blocks) - math.ceil(held_tokens / block_tokens)
         if num_freed > 0:
             self._pin_manager.take(pin, num_freed)

@@ -218,7 +218,7 @@ class PinDecisions:
         """The client says that the job goes on: its pin lasts as long again as it was worth."""
         pin = self._pins.table.get(job.job_id)
         if pin is not None:
-            ttl = self._policy.undecided_ttl(self._costs.cost(job.usable_tokens))
+            ttl = self._policy.undecided_ttl(self._costs.cost(job.worth_tokens))
             ttl = ttl if job.decision is None else job.decision.ttl
             if pin.expires_s < self._clock() + ttl.seconds:
                 self._pins.reprice(pin, ttl, is_from_now=True)
@@ -226,7 +226,7 @@ class PinDecisions:
     def sub_agent_goes_on(self, job: Job) -> None:
         """A job's sub-agent has a turn, or ends one: its KV is worth as much as at first."""
         pin = self._pins.table.get(job.job_id)
-        ttl = self._policy.undecided_ttl(self._costs.cost(job.usable_tokens))
+        ttl = self._policy.undecided_ttl(self._costs.cost(job.worth_tokens))
         if pin is not None and pin.expires_s < self._clock() + ttl.seconds:
             self._hold_from_now(job, ttl.seconds, "a sub-agent of the job goes on")
 
@@ -243,7 +243,7 @@ class PinDecisions:
         *,
         told_by: str,
     ) -> None:
-        decision = self._policy.decide(command, self._costs.cost(job.usable_tokens), prediction)
+        decision = self._policy.decide(command, self._costs.cost(job.worth_tokens), prediction)
         job.decision = decision
         command = decision.command
         job.tool = tool_name(command or "") or None

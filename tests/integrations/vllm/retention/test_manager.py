@@ -148,6 +148,22 @@ def test_a_turn_that_the_client_left_is_held_like_one_that_ended(
     assert not engine.lost_blocks()
 
 
+@pytest.mark.parametrize("policy", ["continuum", "agentkv"])
+def test_what_is_held_of_a_window_that_slides_is_what_can_hit(policy: str) -> None:
+    """After three turns that diverge at one place, and again all once a turn goes on from all."""
+    engine = Engine(policy=policy, num_blocks=129, prefill_reload_s=[0.0, 0.1, 0.0])
+    kept = prompt_of(16 * 6, salt=1)
+    context, held = [], []
+    for turn in range(6):
+        newest = [prompt_of(64, salt=2 + turn + each) for each in range(3)]
+        context = engine.turn([*kept, *newest[0], *newest[1], *newest[2]], job_id="a")
+        held.append(engine.pinned["a"])
+    assert held == [18, 18, 18, 6, 6, 6]
+    engine.turn(context + prompt_of(16, salt=20), job_id="a")
+    assert engine.pinned["a"] == 19
+    assert not engine.lost_blocks()
+
+
 def test_a_pin_waits_for_a_turn_that_is_already_queued() -> None:
     """The TTL runs out while the next turn waits for a slot: the pin is kept for it."""
     engine = Engine(max_num_seqs=1)
