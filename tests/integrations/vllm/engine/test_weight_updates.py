@@ -67,7 +67,7 @@ def test_what_is_held_follows_the_reset_and_nothing_else(
     mode: Any, clear: bool, is_async: bool
 ) -> None:
     """A pause that clears the cache ends every pin, one that does not leaves them all; a turn
-    that ran goes on after it, unless it was aborted."""
+    that ran goes on after it, unless it was aborted, and is held then."""
     engine = Engine(num_blocks=129, is_async=is_async, **HELD)
     trainer = Trainer(engine)
     engine.turn(prompt_of(200), job_id="held")
@@ -78,13 +78,13 @@ def test_what_is_held_follows_the_reset_and_nothing_else(
     settle(engine, trainer)
     held = {} if clear else {"held": 12}
     assert {job: blocks for job, blocks in engine.pinned.items() if job != "running"} == held
-    assert ("running" in engine.pinned) == (mode == "wait" and not clear)
+    assert ("running" in engine.pinned) == (mode != "keep" and not clear)
     trainer.resume_scheduler()
     settle(engine, trainer)
     aborted = request.status == RequestStatus.FINISHED_ABORTED
     assert aborted == (mode == "abort")
     assert len(request.output_token_ids) == 20 or aborted
-    assert ("running" in engine.pinned) == (mode == "keep" or (mode == "wait" and not clear))
+    assert ("running" in engine.pinned) == (mode == "keep" or not clear)
     assert engine.lost_blocks() == []
 
 
