@@ -114,7 +114,7 @@ def test_a_storm_of_aborts_gains_no_more_than_a_share(are_left: bool) -> None:
     new = engine.add(prompt_of(16 * 20, salt=92), **of(victim, job_id="w"))
     engine.steps(3)
     assert {turn, new} <= set(engine.running())
-    assert engine.retention.pins.num_blocks_of(attacker) <= 128 // 2
+    assert engine.retention.pins.num_blocks_of(attacker) <= 128 // 2 + 12  # to a whole pin
 
 
 def idle_pool(**settings: Any) -> tuple[Engine, str]:

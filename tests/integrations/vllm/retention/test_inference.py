@@ -110,10 +110,8 @@ class Agents:
         self.says(agent, job_id=job_id)
 
     def aborts(self, agent: str) -> None:
-        """The agent's turn is cut off by its client."""
-        request_id = self.asks(agent)
-        self.engine.step()
-        self.engine.abort(request_id)
+        """The agent's turn is cut off by its client before it runs."""
+        self.engine.abort(self.asks(agent))
 
     def wait(self, seconds: float) -> None:
         self.engine.wait(seconds)
