@@ -101,11 +101,6 @@ class Context:
     """Tokens that a prefix hit finds of it; None: all. Fewer where layers have a state, which is in
     the cache for few ends of a prefix, or a sliding window."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of its full blocks."""
-        return self.num_blocks * self.block_tokens
-
     def checkpoints(self) -> tuple[tuple[int, object], ...]:
         """Up to 10 (index, hash) pairs of its full blocks, ending at its end."""
         hashes, num_blocks = self.block_hashes, min(self.num_blocks, len(self.block_hashes))
@@ -138,6 +133,8 @@ class Turn:
     is_side_request: bool = False
     """The prompt is shorter than the job's and starts otherwise, as for a title, or is a ping. It
     changes nothing of what is known about the job."""
+    is_later: bool = False
+    """An earlier turn of the job has left something that this one may find."""
     is_repeat: bool = False
     """It repeats the last finished prompt, whose reply has called a tool that is known."""
     has_aged_out: bool = False
@@ -156,11 +153,6 @@ class Turn:
     """A reset of the prefix cache took its blocks; it has none since."""
     ttl: TTL | None = None
     """TTL of the pin when the turn has finished and its blocks stay; None before, or if freed."""
-
-    @property
-    def is_later(self) -> bool:
-        """True if an earlier turn of the job has left something that this one may find."""
-        return self.number > 1 and not self.is_side_request
 
     @property
     def may_be_held(self) -> bool:
@@ -285,7 +277,8 @@ class Job:
             self.running.clear()
         self.was_reset = False
         before = self.context_tokens or self.first_prompt_tokens
-        num_tokens, hit_tokens = context.num_tokens, context.hit_tokens
+        num_tokens = context.num_blocks * context.block_tokens  # of its full blocks
+        hit_tokens = context.hit_tokens
         self.context_tokens, self.checkpoints = num_tokens, context.checkpoints()
         self.usable_tokens = num_tokens if hit_tokens is None else hit_tokens
         self.was_aborted = False

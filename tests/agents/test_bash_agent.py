@@ -120,12 +120,13 @@ def test_a_task_ends_with_an_answer_or_at_its_limit(
 
 def test_a_server_that_refuses_a_turn_ends_the_job_with_its_table(play: Play) -> None:
     """It ends with status 1, what was played so far and the server's reason."""
-    with ScriptedServer([bash("true")], is_strict=True, has_plugin=True) as server:
+    with ScriptedServer([bash("true")], has_plugin=True) as server:
+        server.fail_next(400)
         status, document, text = play(server)
     assert status == 1
     assert document["turns"] == []
     assert "turn 1 broke off" in document["problem"]
-    assert "unknown field" in text
+    assert "scripted failure" in text
 
 
 def test_without_isolation_and_terminal_commands_are_refused_and_the_tour_goes_on(

@@ -92,7 +92,7 @@ def played(
             "requests": [turn.body for turn in server.turns],
         }
         is_ours = issubclass(model_class, AgentKVModel)
-        assert any("job_id" in turn.body for turn in server.turns) == (has_plugin and is_ours)
+        assert any("job_id" in turn.tags for turn in server.turns) == is_ours
         return dict(comparable(seen, server))
 
 

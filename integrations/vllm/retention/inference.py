@@ -258,29 +258,28 @@ class Silences:
     OVER_S.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._by_client: OrderedDict[str, DurationWindow] = OrderedDict()
         self._open: OrderedDict[str, Job] = OrderedDict()
         """Jobs that are silent, in the order in which they fell silent."""
 
-    def began(self, job: Job) -> Prediction | None:
+    def began(self, job: Job, now_s: float) -> Prediction | None:
         """A turn of the job has ended; returns when it goes on, None while too little is known."""
         self._open[job.job_id] = job
         self._open.move_to_end(job.job_id)
-        self._count_overdue()
+        self._count_overdue(now_s)
         known = self._by_client.get(job.client)
         return None if known is None else next_turn_by(known, "silences of the client's jobs")
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Job, now_s: float) -> None:
         """A turn of the job has arrived."""
-        self._count_overdue()
+        self._count_overdue(now_s)
         if self._open.pop(job.job_id, None) is job:
-            self._count(job, self._clock() - (job.finished_s or 0.0))
+            self._count(job, now_s - (job.finished_s or 0.0))
 
-    def _count_overdue(self) -> None:
+    def _count_overdue(self, now_s: float) -> None:
         """Count those that have lasted for GRACE_S. O(1) if there are none."""
-        since_s = self._clock() - GRACE_S
+        since_s = now_s - GRACE_S
         while self._open and (next(iter(self._open.values())).finished_s or 0.0) < since_s:
             _, job = self._open.popitem(last=False)
             self._count(job, OVER_S)

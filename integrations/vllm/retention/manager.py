@@ -73,7 +73,7 @@ class RetentionManager:
         self.predictor = DurationService(settings, worker, clock, predicts=predicts)
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
         self.inference = JobInference(settings, worker, clock, pool.block_tokens, self.jobs, stream)
-        self.silences = Silences(clock)
+        self.silences = Silences()
         self.parents = ParentInference(self.jobs, self.silences, clock)
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
@@ -174,6 +174,7 @@ class RetentionManager:
         if not self._host.pool.has_one_group:
             turn.common_tokens = job.usable(turn.common_tokens)
         turn.is_side_request = is_side_request
+        turn.is_later = turn.number > 1 and not is_side_request
         turn.is_repeat = is_repeat and not is_new
         self.conversations.arrived(job, prompt, is_side_request=is_side_request)
         # watchers see the job before what is known of its tool goes
@@ -183,7 +184,7 @@ class RetentionManager:
             self.decisions.turn_arrived(job, tags, now_s, is_new=is_new)
         self.admission.turn_arrived(turn)
         if self.predictor.predicts and not turn.is_side_request:
-            self._find_parent(turn)
+            self._find_parent(turn, now_s)
         self.jobs.turns[request_id] = job.live[request_id] = turn
         self.jobs.touch(job, now_s)
         if job.parent_job_id is not None:
@@ -192,9 +193,9 @@ class RetentionManager:
             self.forget_idle_jobs()
         return turn
 
-    def _find_parent(self, turn: Turn) -> None:
+    def _find_parent(self, turn: Turn, now_s: float) -> None:
         if not turn.is_first:
-            self.silences.ended(turn.job)
+            self.silences.ended(turn.job, now_s)
         elif self.policy.has_admission_control:
             self.parents.turn_arrived(turn)
 
@@ -310,7 +311,7 @@ class RetentionManager:
             if job.is_inferred:
                 self.inference.turn_finished(job, context)
             elif self.predictor.predicts and turn.may_be_held:
-                job.next_turn = self.silences.began(job)
+                job.next_turn = self.silences.began(job, now_s)
         num_output, turn.ended_s = len(context.token_ids) - context.num_prompt_tokens, now_s
         self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
 

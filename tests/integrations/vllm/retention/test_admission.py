@@ -172,6 +172,8 @@ def test_a_job_whose_prefix_is_loaded_is_past_the_gate() -> None:
     engine = busy_engine(offload_bytes=10_000_000)
     for running in engine.running():
         engine.abort(running)
+    for job_id in list(engine.pinned):
+        engine.retention.release(job_id)
     prefix = prompt_of(16 * 30, salt=5)
     engine.turn(prefix + prompt_of(16, salt=6))
     for salt in range(20, 24):

@@ -49,22 +49,28 @@ def test_conversations_under_one_id_are_told_apart_by_their_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "pinned"),
     [
-        lambda history, turn: prompt_of(4, salt=turn) + history[4:],  # a counter at the start
-        lambda history, turn: history[: len(history) // 2] + prompt_of(30, salt=turn),  # shorter
-        lambda history, turn: history if turn % 2 else history[:-30] + prompt_of(9, salt=turn),
+        # a counter at the start: nothing can hit, so nothing is pinned
+        (lambda history, turn: prompt_of(4, salt=turn) + history[4:], []),
+        (lambda history, turn: history[: len(history) // 2] + prompt_of(30, salt=turn), ["j"]),
+        (
+            lambda history, turn: history if turn % 2 else history[:-30] + prompt_of(9, salt=turn),
+            ["j"],
+        ),
     ],
     ids=["start", "compacted", "tail"],
 )
-def test_one_conversation_that_changes_is_not_taken_for_several(edit: Any) -> None:
+def test_one_conversation_that_changes_is_not_taken_for_several(
+    edit: Any, pinned: list[str]
+) -> None:
     """Edits, compactions and turns sent again leave an id one job."""
     engine = an_engine()
     history = SYSTEM + prompt_of(16 * 8, salt=1)
     for turn in range(6):
         prompt = edit(history, turn)
         history = engine.turn(prompt, job_id="j", reply=CALL) + prompt_of(20, salt=turn)
-    assert list(engine.pinned) == ["j"]
+    assert list(engine.pinned) == pinned
     assert not explained(engine, "j")["is_id_shared"]
 
 
