@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from agentkv.client import context
 from agentkv.client.delivery import Delivery
-from agentkv.client.ledger import JobSummary, Turn, TurnLedger
+from agentkv.client.ledger import JobSummary, TaggedTurn, TurnLedger
 from agentkv.client.server import Route, Server
 from agentkv.protocol import (
     MAX_TOOL_CHARS,
@@ -124,7 +124,7 @@ class Job(Generic[ClientT]):
             no_tokens = "not known: no server has said them"
         return self.ledger.summary(no_tokens)
 
-    def tags(self, turn: Turn) -> Tags:
+    def tags(self, turn: TaggedTurn) -> Tags:
         """The tags of a turn's request."""
         tool = turn.last_tool
         return Tags(

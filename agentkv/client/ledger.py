@@ -36,7 +36,7 @@ class ToolTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TaggedTurn:
     """A turn in progress: its number, and what its request reports to the server."""
 
     number: int
@@ -126,7 +126,7 @@ class TurnLedger:
         with self._lock:
             self._hard_limit = num_turns
 
-    def begin(self, request: Hashable = None) -> Turn:
+    def begin(self, request: Hashable = None) -> TaggedTurn:
         """Open the next turn; it carries the longest tool run since the previous turn.
 
         request: what is the same in a retry. A failed turn's number is for its retry alone: the
@@ -139,7 +139,7 @@ class TurnLedger:
                 number = self._last_number = self._last_number + 1
             self._num_turns += 1
             is_last_step = self._is_last_step or self._num_turns == self._hard_limit
-            turn = Turn(number, is_last_step, self._longest_tool, now_s, request)
+            turn = TaggedTurn(number, is_last_step, self._longest_tool, now_s, request)
             self._is_last_step, self._longest_tool = False, None
             return turn
 
@@ -151,13 +151,13 @@ class TurnLedger:
             del self._failed[request]
         return numbers.pop(0)
 
-    def finish(self, turn: Turn) -> None:
+    def finish(self, turn: TaggedTurn) -> None:
         """Close a turn that was answered, now that the last of its reply has arrived."""
         with self._lock:
             self._counts["turns"] += 1
             self._llm_s += self._clock() - turn.started_at_s
 
-    def fail(self, turn: Turn) -> None:
+    def fail(self, turn: TaggedTurn) -> None:
         """Close a turn without an answer: the next request carries what it carried."""
         with self._lock:
             self._counts["failed_calls"] += 1

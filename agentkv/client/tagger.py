@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from agentkv.client.job import Job
-from agentkv.client.ledger import Turn
+from agentkv.client.ledger import TaggedTurn
 from agentkv.client.patches import Method, log_failure
 from agentkv.client.server import Route, server_at
 from agentkv.protocol import OUR_HEADERS, SESSION_HEADER
@@ -48,7 +48,7 @@ class TaggedRequest:
         self._client = client
         self._request = request
         self._own_headers = request.headers
-        self._turn: Turn | None = None
+        self._turn: TaggedTurn | None = None
         self._span: Span | None = None
         server_url = None if job.covered_client is None else job.server_url
         self.route = job.route_to(server_at(server_url or root_url), client, self._keys())

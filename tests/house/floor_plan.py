@@ -20,29 +20,29 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_169,
-    ("agentkv/client",): 3_073,
-    ("agentkv/tool_calls",): 2_069,
-    ("agentkv/durations", "agentkv/commands"): 4_100,
-    ("agentkv/policies",): 2_039,
-    ("agentkv/testing", "agentkv/server"): 986,
-    ("agents",): 586,
-    ("integrations",): 1_617,
-    ("integrations/vllm",): 1_265,
-    ("integrations/vllm/front_end",): 938,
-    ("integrations/vllm/retention",): 3_444,
-    ("integrations/vllm/watch",): 3_053,
-    ("integrations/vllm/api",): 1_914,
-    ("integrations/vllm/engine",): 1_731,
-    ("integrations/vllm/doctor",): 1_181,
-    ("evals",): 9_069,
-    ("evals/simulator",): 3_753,
-    ("evals/traces",): 1_542,
-    ("studies",): 4_329,
-    ("tests",): 43_500,
+    ("agentkv",): 2_047,
+    ("agentkv/client",): 1_954,
+    ("agentkv/tool_calls",): 2_076,
+    ("agentkv/durations", "agentkv/commands"): 2_133,
+    ("agentkv/policies",): 2_066,
+    ("agentkv/server",): 446,
+    ("agents",): 503,
+    ("integrations",): 1_170,
+    ("integrations/vllm",): 1_071,
+    ("integrations/vllm/front_end",): 818,
+    ("integrations/vllm/retention",): 3_685,
+    ("integrations/vllm/watch",): 2_512,
+    ("integrations/vllm/api",): 1_827,
+    ("integrations/vllm/engine",): 1_661,
+    ("integrations/vllm/doctor",): 537,
+    ("evals",): 7_061,
+    ("evals/simulator",): 3_012,
+    ("evals/traces",): 1_233,
+    ("studies",): 3_651,
+    ("tests",): 37_373,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 32_745
+MAX_DOCS_WORDS = 29_503
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
