@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import Any
 
 from agentkv.client.job import Job, job_covering
-from agentkv.client.ledger import Turn
+from agentkv.client.ledger import TaggedTurn
 from agentkv.client.patches import Method, Patch, log_failure
 from agentkv.errors import AgentKVServerError
 from agentkv.tracing import RequestShape, Span
@@ -115,7 +115,7 @@ class EngineCall:
         self.engine = engine
         self.params = params
         self._job = job
-        self._turn: Turn | None = None
+        self._turn: TaggedTurn | None = None
         self._span: Span | None = None
 
     def begin(self) -> None:
