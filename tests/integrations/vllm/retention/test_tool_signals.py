@@ -303,12 +303,13 @@ def test_the_event_log_goes_on_when_a_full_disk_has_space_again(
     """The writer logs one error, writes whole lines later, and loses no event."""
     file = FullDisk(num_refused=3)
     writer = EventWriter(tmp_path, {}, retry_s=0.01)
-    writer._file = file
+    own_file, writer._file = writer._file, file
     for number in range(5):
         writer.add({"event": "arrival", "number": number})
     assert file.has_five_lines.wait(30)
     rows = [json.loads(line) for line in file.getvalue().splitlines()]
     writer.close()
+    own_file.close()
     assert [row["number"] for row in rows if "number" in row] == [0, 1, 2, 3, 4]
     assert caplog.text.count("No space left") == 1
 
