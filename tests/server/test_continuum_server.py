@@ -62,9 +62,8 @@ def test_the_timestamps_survive_the_end_of_the_server(
     chat(scarce_server, WORDS, job_id="kept")
     scarce_server.stop()
     newest = max((tmp_path_factory.getbasetemp() / "record").glob("*.jsonl"))
-    lines = newest.read_text().splitlines()
-    events = [event for event in map(json.loads, lines) if event.get("job_id") == "kept"]
-    of_the_turn = [event["event"] for event in events]
+    events = map(json.loads, newest.read_text().splitlines())
+    of_the_turn = [event["event"] for event in events if event.get("job_id") == "kept"]
     assert of_the_turn[:4] == ["arrival", "waiting_to_running", "finish", "pinned"]
 
 
