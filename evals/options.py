@@ -8,7 +8,7 @@ from typing import Any
 
 from agentkv.command_line import positive, seconds, whole_number
 
-from .traces.formats import is_event_log
+from .traces.logs import is_event_log
 from .workload.kinds import TOOLS
 from .workload.plans import ARRIVALS, RECORDED, Workload
 from .workload.workloads import WORKLOADS, make_workload

@@ -23,7 +23,7 @@ from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.visible import visible
 
 from ..event_log import jobs_of, read_record
-from ..traces.formats import read_turns
+from ..traces.logs import read_turns
 from ..traces.story import explained_jobs
 from ..traces.turns import jobs_among
 from .record import is_log_of_agents

@@ -29,7 +29,7 @@ from agentkv.visible import visible
 
 from ..event_log import DEFAULT_AFTER_S, job_row, jobs_of, passed_over, read_record, totals
 from ..tables import cell, text_table
-from ..traces.formats import first_object, is_event_log, read_files
+from ..traces.logs import first_object, is_event_log, read_files
 from ..traces.story import describe
 from ..traces.story import summary as summary_of_agents
 

@@ -26,7 +26,7 @@ from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_pol
 
 from ..event_log import Record, jobs_of, read_record
 from ..outcomes import RunOutcome, summarize
-from ..traces.own import logged_turns
+from ..traces.served import served_turns
 from ..traces.turns import job_plans, jobs_among
 from ..workload.plans import JobPlan, Workload
 
@@ -57,7 +57,7 @@ def replay(record: Record, options: argparse.Namespace) -> dict[str, Any]:
     from ..simulator.run import Simulation  # loads vLLM
 
     turns = _turns_of(record)
-    plans = job_plans(jobs_among(logged_turns(record)))
+    plans = job_plans(jobs_among(served_turns(record)))
     machine = _machine(record, turns, options)
     num_at_once = at_once(plans, record)
     if num_at_once is not None:

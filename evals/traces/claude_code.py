@@ -9,29 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from .text import command_of, estimated_tokens, seconds_of, text_of
-from .turns import TracedTurn, with_kept
+from .text import command_of, estimated_tokens, seconds_of
+from .turns import ModelCall, TracedTurn, turns_of
 
-
-@dataclass(slots=True)
-class _Call:
-    """One call of the model; times in seconds."""
-
-    sent_s: float
-    ended_s: float
-    usage: Mapping[str, Any] = field(default_factory=dict)
-    text: str = ""
-    commands: list[str] = field(default_factory=list)
-    tool_ids: set[str] = field(default_factory=set)
-    tools_end_s: float = 0.0
-    prompt_text_tokens: int = 0
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return self.usage.get("cache_read_input_tokens")
+_PROMPT_PARTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 def is_claude_code(row: Mapping[str, Any]) -> bool:
@@ -39,50 +22,52 @@ def is_claude_code(row: Mapping[str, Any]) -> bool:
     return "sessionId" in row and row.get("type") in {"user", "assistant", "system", "summary"}
 
 
-def read_claude_code(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
+def read_claude_code(_: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """Turns of a session and of its sub-agents, which are jobs whose parent it is."""
     threads = defaultdict(list)
     for row in rows:
         if row.get("type") in {"user", "assistant"} and row.get("timestamp"):
-            threads[_thread_of(row)].append(row)
+            agent = (row.get("agentId") or "sidechain") if row.get("isSidechain") else None
+            threads[str(row.get("sessionId")), agent].append(row)
     for (session, agent), lines in threads.items():
-        job_id, parent = (session, None) if agent is None else (f"{session}/{agent}", session)
-        calls = _calls(lines)
-        turns = [_turn(job_id, parent, number, call) for number, call in enumerate(calls)]
-        yield from with_kept(turns, [call.cached_tokens for call in calls])
+        calls = _calls(sorted(lines, key=lambda row: str(row["timestamp"])))
+        if agent is None:
+            yield from turns_of(session, calls)
+        else:
+            yield from turns_of(f"{session}/{agent}", calls, session)
 
 
-def _thread_of(row: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The session, and the sub-agent's id if it is one's line."""
-    agent = row.get("agentId") if row.get("isSidechain") else None
-    is_old_sidechain = bool(row.get("isSidechain")) and agent is None
-    return str(row.get("sessionId")), "sidechain" if is_old_sidechain else agent
-
-
-def _calls(rows: Sequence[Mapping[str, Any]]) -> list[_Call]:
-    calls: dict[str, _Call] = {}
+def _calls(rows: Sequence[Mapping[str, Any]]) -> list[ModelCall]:
+    calls: dict[str, ModelCall] = {}
+    callers: dict[str, ModelCall] = {}
+    """Calls of a model by the ids of the tools that they called."""
     asked_s, seen_tokens = None, 0
-    for row in sorted(rows, key=lambda row: str(row["timestamp"])):
+    for row in rows:
         at_s, message = seconds_of(row["timestamp"]), row.get("message") or {}
+        text_tokens = estimated_tokens(message.get("content"))
         if row["type"] == "user":
             for result in _blocks(message, "tool_result"):
-                for call in calls.values():
-                    if result.get("tool_use_id") in call.tool_ids:
-                        call.tools_end_s = max(call.tools_end_s, at_s)
-            seen_tokens += estimated_tokens(text_of(message.get("content")))
+                if caller := callers.get(str(result.get("tool_use_id"))):
+                    caller.tool_ended(at_s)
+            seen_tokens += text_tokens
             asked_s = at_s
             continue
         if "usage" not in message or message.get("model") == "<synthetic>":
             continue  # what the program itself said in the model's place
+        usage = message["usage"]
         key = str(message.get("id") or row.get("requestId") or row.get("uuid"))
-        call = calls.setdefault(key, _Call(at_s if asked_s is None else asked_s, at_s))
-        call.prompt_text_tokens = call.prompt_text_tokens or max(1, seen_tokens)
-        call.ended_s, call.usage = at_s, message["usage"]
-        call.text += text_of(message.get("content"))
+        sent_s = at_s if asked_s is None else asked_s
+        call = calls.setdefault(key, ModelCall(sent_s, prompt_tokens=max(1, seen_tokens)))
+        call.ended_s = at_s
+        prompt_tokens = sum(usage.get(part) or 0 for part in _PROMPT_PARTS)
+        call.prompt_tokens = prompt_tokens or call.prompt_tokens
+        call.counted = "usage" if prompt_tokens else "estimate"
+        call.output_tokens = usage.get("output_tokens") or call.output_tokens + text_tokens
+        call.cached_tokens = usage.get("cache_read_input_tokens")
         for tool in _blocks(message, "tool_use"):
             call.commands.append(command_of(tool.get("name"), tool.get("input")))
-            call.tool_ids.add(str(tool.get("id")))
-        seen_tokens += estimated_tokens(text_of(message.get("content")))
+            callers[str(tool.get("id"))] = call
+        seen_tokens += text_tokens
     return list(calls.values())
 
 
@@ -90,22 +75,3 @@ def _blocks(message: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     content = message.get("content")
     blocks = content if isinstance(content, list) else []
     return [block for block in blocks if isinstance(block, dict) and block.get("type") == kind]
-
-
-def _turn(job_id: str, parent: str | None, number: int, call: _Call) -> TracedTurn:
-    usage = call.usage
-    parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    prompt_tokens = sum(usage.get(part) or 0 for part in parts)
-    ran = bool(call.commands) and call.tools_end_s > 0.0
-    return TracedTurn(
-        job_id=job_id,
-        turn=number,
-        prompt_tokens=prompt_tokens or call.prompt_text_tokens,
-        output_tokens=usage.get("output_tokens") or estimated_tokens(call.text),
-        command="\n".join(call.commands) or None,
-        tool_s=max(0.0, call.tools_end_s - call.ended_s) if ran else None,
-        parent_job_id=parent,
-        sent_s=call.sent_s,
-        ended_s=max(call.ended_s, call.sent_s),
-        counted="usage" if prompt_tokens else "estimate",
-    )

@@ -6,17 +6,16 @@ older names of usage are read, too.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .text import command_of
-from .turns import TracedTurn, with_kept
+from .turns import ModelCall, TracedTurn, turns_of
 
 _CALLS = {"chat", "text_completion", "generate_content"}
-_AGENT = "invoke_agent"
-_TOOL = "execute_tool"
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _CACHED = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cached_tokens")
@@ -47,85 +46,63 @@ def is_otlp(row: Mapping[str, Any]) -> bool:
     return isinstance(row.get("resourceSpans"), list)
 
 
-def read_otlp(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
+def read_otlp(_: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:
     """A job is an agent's invocation, else a conversation, else a trace; an invocation within
     another is its sub-agent."""
-    spans = [span for row in rows for span in _spans(row)]
+    spans = sorted((span for row in rows for span in _spans(row)), key=lambda span: span.start_s)
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     jobs, tools = defaultdict(list), defaultdict(list)
-    parents: dict[str, str | None] = {}
     for span in spans:
         if span.operation in _CALLS or (span.operation is None and span.first(_PROMPT)):
-            job_id, parents_id = _job_of(span, by_id)
-            jobs[job_id].append(span)
-            parents.setdefault(job_id, parents_id)
-        elif span.operation == _TOOL:
-            tools[_job_of(span, by_id)[0]].append(span)
-    for job_id, calls in jobs.items():
-        yield from _turns(job_id, parents[job_id], calls, tools[job_id])
+            jobs[_job_of(span, by_id)].append(span)
+        elif span.operation == "execute_tool":
+            tools[_job_of(span, by_id)].append(span)
+    for job, calls in jobs.items():
+        job_id, parent = job
+        yield from turns_of(job_id, _calls(calls, tools[job]), parent)
 
 
 def _spans(row: Mapping[str, Any]) -> Iterator[_Span]:
     for resource in row["resourceSpans"]:
         for scope in resource.get("scopeSpans") or ():
             for span in scope.get("spans") or ():
+                facts = {fact["key"]: fact.get("value") for fact in span.get("attributes", ())}
                 yield _Span(
                     str(span.get("traceId")),
                     str(span.get("spanId")),
                     str(span.get("parentSpanId") or ""),
                     int(span["startTimeUnixNano"]) / 1e9,
                     int(span["endTimeUnixNano"]) / 1e9,
-                    {fact["key"]: _value(fact.get("value")) for fact in span.get("attributes", ())},
+                    {key: next(iter((value or {}).values()), None) for key, value in facts.items()},
                 )
-
-
-def _value(value: Mapping[str, Any] | None) -> Any:
-    return next(iter((value or {}).values()), None)
 
 
 def _job_of(span: _Span, by_id: Mapping[tuple[str, str], _Span]) -> tuple[str, str | None]:
     """The job of a span, and its parent job."""
-    agents, seen = [], span
+    agents: list[str] = []
     for _ in range(len(by_id)):  # a circle of parents ends, too
-        above = by_id.get((seen.trace_id, seen.parent_id))
+        above = by_id.get((span.trace_id, span.parent_id))
         if above is None:
             break
-        if above.operation == _AGENT:
+        if above.operation == "invoke_agent":
             agents.append(f"{above.trace_id}/{above.span_id}")
-        seen = above
+        span = above
     if agents:
         return agents[0], agents[1] if len(agents) > 1 else None
     return str(span.facts.get("gen_ai.conversation.id") or span.trace_id), None
 
 
-def _turns(
-    job_id: str, parent: str | None, calls: Sequence[_Span], tools: Sequence[_Span]
-) -> Iterator[TracedTurn]:
-    calls = sorted(calls, key=lambda span: span.start_s)
-    turns = []
-    for number, call in enumerate(calls):
-        next_s = calls[number + 1].start_s if number + 1 < len(calls) else float("inf")
-        ran = [tool for tool in tools if call.start_s <= tool.start_s < next_s]
-        commands = [
-            command_of(
-                tool.facts.get("gen_ai.tool.name"), tool.facts.get("gen_ai.tool.call.arguments")
-            )
-            for tool in ran
-        ]
-        tool_s = (
-            max(tool.end_s for tool in ran) - min(tool.start_s for tool in ran) if ran else None
+def _calls(spans: Sequence[_Span], tools: Sequence[_Span]) -> Iterator[ModelCall]:
+    starts_s = [*(span.start_s for span in spans[1:]), math.inf]
+    for span, next_s in zip(spans, starts_s, strict=True):
+        ran = [tool for tool in tools if span.start_s <= tool.start_s < next_s]
+        names = ("gen_ai.tool.name", "gen_ai.tool.call.arguments")
+        yield ModelCall(
+            span.start_s,
+            span.end_s,
+            prompt_tokens=max(1, span.first(_PROMPT) or 0),
+            output_tokens=span.first(_OUTPUT) or 0,
+            cached_tokens=span.first(_CACHED),
+            commands=[command_of(*map(tool.facts.get, names)) for tool in ran],
+            tool_s=max(tool.end_s for tool in ran) - ran[0].start_s if ran else None,
         )
-        turns.append(
-            TracedTurn(
-                job_id=job_id,
-                turn=number,
-                prompt_tokens=max(1, call.first(_PROMPT) or 0),
-                output_tokens=call.first(_OUTPUT) or 0,
-                command="\n".join(commands) or None,
-                tool_s=tool_s,
-                parent_job_id=parent,
-                sent_s=call.start_s,
-                ended_s=call.end_s,
-            )
-        )
-    yield from with_kept(turns, [call.first(_CACHED) for call in calls])

@@ -16,23 +16,13 @@ from agentkv.commands.analysis import command_key
 from ..outcomes import quantile
 from ..tables import cell, text_table
 from ..workload.plans import with_children
-from .formats import TracedFile
+from .logs import TracedFile
 from .turns import Jobs, TracedTurn, job_plans, jobs_among
 
 MAX_TOOLS = 8
 SHARES = (0.1, 0.5, 0.9, 1.0)
 WHOLE = 0.98
 """A prompt that keeps this share of the context before it is said to go on from it: chosen."""
-_NAMES = {
-    "turns": "turns a job",
-    "first_prompt_tokens": "first prompt, tokens",
-    "last_prompt_tokens": "last prompt, tokens",
-    "growth_tokens": "growth a turn, tokens",
-    "output_tokens": "output, tokens",
-    "tool_s": "tool, s",
-    "pause_s": "pause, s",
-    "kept_share": "context kept",
-}
 
 
 def describe(files: Sequence[TracedFile]) -> dict[str, Any]:
@@ -40,7 +30,7 @@ def describe(files: Sequence[TracedFile]) -> dict[str, Any]:
     turns = [turn for file in files for turn in file.turns]
     jobs = jobs_among(turns)
     pairs = [pair for job in jobs.values() for pair in pairwise(job)]
-    kept = [kept_tokens(*pair) / context_tokens(pair[0]) for pair in pairs]
+    kept = [_kept_tokens(*pair) / pair[0].context_tokens for pair in pairs]
     played = [plan for job in with_children(job_plans(jobs)) for plan in job.turns]
     commands = (command_key(turn.command) for turn in turns if turn.command is not None)
     values: dict[str, Sequence[float]] = {
@@ -72,62 +62,50 @@ def summary(found: Mapping[str, Any]) -> str:
     """The document as a few lines and a table."""
     kinds = ", ".join(f"{number} {kind}" for kind, number in found["kinds"].items())
     counted = ", ".join(f"{number} by {how}" for how, number in found["counted"].items())
+    tools = ", ".join(f"{tool} {number}" for tool, number in found["tools"].items())
     rows = []
     for name, numbers in found["quantiles"].items():
         form = ".0%" if name == "kept_share" else ".1f" if name.endswith("_s") else ",.0f"
-        rows.append((_NAMES[name], *(cell(number, form) for number in numbers)))
-    tools = ", ".join(f"{tool} {number}" for tool, number in found["tools"].items())
-    return "\n".join(
-        [
-            f"{found['jobs']} jobs, {found['sub_agents']} of them sub-agents, {found['turns']} "
-            f"turns; files: {kinds}; tokens: {counted}",
-            "",
-            text_table(("", *(f"p{share:.0%}".rstrip("%") for share in SHARES)), rows),
-            "",
-            f"tools: {tools or 'none'}",
-            f"{found['broken_turns']} of {found['later_turns']} later prompts do not go on from "
-            "the context before them (`agentkv explain` says which)",
-        ]
+        rows.append((name.replace("_", " "), *(cell(number, form) for number in numbers)))
+    return (
+        f"{found['jobs']} jobs, {found['sub_agents']} of them sub-agents, {found['turns']} turns; "
+        f"files: {kinds}; tokens: {counted}\n\n"
+        f"{text_table(('', *(f'p{share * 100:.0f}' for share in SHARES)), rows)}\n\n"
+        f"tools: {tools or 'none'}\n"
+        f"{found['broken_turns']} of {found['later_turns']} later prompts do not go on from the "
+        "context before them (`agentkv explain` says which)"
     )
 
 
-def context_tokens(turn: TracedTurn) -> int:
-    """What a turn leaves for the next one to find: its prompt and its reply."""
-    return turn.prompt_tokens + turn.output_tokens
-
-
-def kept_tokens(before: TracedTurn, after: TracedTurn) -> int:
+def _kept_tokens(before: TracedTurn, after: TracedTurn) -> int:
     """Tokens of the context before that the next prompt begins with; at most, where the log does
     not tell."""
     kept = after.prompt_tokens if after.kept_tokens is None else after.kept_tokens
-    return min(context_tokens(before), kept)
+    return min(before.context_tokens, kept)
 
 
 def explained_jobs(jobs: Jobs) -> Iterator[dict[str, Any]]:
     """Each job as a server's answer of GET /v1/agentkv/explain has it, with all that its turns
     could have found in a cache that never loses anything."""
     for job_id, turns in jobs.items():
-        rows: list[dict[str, Any]] = [_row(None, turns[0])]
-        rows += [_row(before, after) for before, after in pairwise(turns)]
-        later = rows[1:]
-        lost = sum(row["expected_tokens"] - row["hit_tokens"] for row in later if row["miss"])
+        first = {"turn": turns[0].turn + 1, "prompt_tokens": turns[0].prompt_tokens}
+        later = [_later_row(before, after) for before, after in pairwise(turns)]
         yield {
             "job_id": job_id,
             "has_no_hits": True,
             "tokens": {
                 "later_prompt_tokens": sum(row["prompt_tokens"] for row in later),
                 "later_hit_tokens": sum(row["hit_tokens"] for row in later),
-                "recomputed_tokens": {"diverged": lost},
+                "recomputed_tokens": {
+                    "diverged": sum(row["miss"]["tokens"] for row in later if row["miss"])
+                },
             },
-            "turns": rows,
+            "turns": [first | {"expected_tokens": 0, "hit_tokens": 0, "miss": None}, *later],
         }
 
 
-def _row(before: TracedTurn | None, turn: TracedTurn) -> dict[str, Any]:
-    row: dict[str, Any] = {"turn": turn.turn + 1, "prompt_tokens": turn.prompt_tokens}
-    if before is None:
-        return row | {"expected_tokens": 0, "hit_tokens": 0, "miss": None}
-    expected, kept = context_tokens(before), kept_tokens(before, turn)
+def _later_row(before: TracedTurn, turn: TracedTurn) -> dict[str, Any]:
+    expected, kept = before.context_tokens, _kept_tokens(before, turn)
     miss = None
     if kept < WHOLE * expected:
         place = "at most " if turn.kept_tokens is None else ""
@@ -137,4 +115,10 @@ def _row(before: TracedTurn | None, turn: TracedTurn) -> dict[str, Any]:
             why += ", and is shorter"
             advice = "if the agent compacted its history: seldom and much at a time costs least"
         miss = {"tokens": expected - kept, "reason": "diverged", "why": why, "advice": advice}
-    return row | {"expected_tokens": expected, "hit_tokens": kept, "miss": miss}
+    return {
+        "turn": turn.turn + 1,
+        "prompt_tokens": turn.prompt_tokens,
+        "expected_tokens": expected,
+        "hit_tokens": kept,
+        "miss": miss,
+    }

@@ -8,28 +8,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentkv import parse_tool_calls
-from agentkv.errors import InputError
 
 CHARS_PER_TOKEN = 4.0
 """Characters a token, where a log has no usage: chosen."""
+_NO_TEXT = frozenset({"type", "id", "tool_use_id", "signature", "data", "cache_control", "role"})
 
 
-def estimated_tokens(text: str) -> int:
-    """Tokens of a text whose log has no usage."""
-    return round(len(text) / CHARS_PER_TOKEN)
+def estimated_tokens(content: object) -> int:
+    """Tokens of a message's content whose log has no usage."""
+    return round(len(text_of(content)) / CHARS_PER_TOKEN)
 
 
 def seconds_of(stamp: object) -> float:
     """Unix seconds of an ISO 8601 stamp (without a zone: UTC), or of a number of seconds.
 
-    Raises InputError for anything else.
+    Raises ValueError for anything else.
     """
     if isinstance(stamp, int | float) and not isinstance(stamp, bool):
         return float(stamp)
-    try:
-        moment = datetime.fromisoformat(str(stamp))
-    except ValueError as error:
-        raise InputError(f"{stamp!r} is no time stamp") from error
+    moment = datetime.fromisoformat(str(stamp))
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -44,9 +41,6 @@ def text_of(content: object) -> str:
     return ""
 
 
-_NO_TEXT = frozenset({"type", "id", "tool_use_id", "signature", "data", "cache_control", "role"})
-
-
 def command_of(name: object, arguments: Any) -> str:
     """The bash command of a tool call, else the tool's name."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -54,4 +48,4 @@ def command_of(name: object, arguments: Any) -> str:
     calls = parse_tool_calls(
         {"tool_calls": [{"id": "1", "type": "function", "function": function}]}
     )
-    return next((call.command for call in calls if call.command), None) or str(name or "tool")
+    return next((call.command for call in calls if call.command), None) or function["name"]

@@ -1,13 +1,15 @@
 """One form for the turns of any log, and the jobs that they make.
 
-Readers of formats write `TracedTurn`s; `job_plans` makes jobs of them: sub-agents inside the turn
-that waited for them, tools, pauses, prompts that break where they broke. Knows no format.
+A reader of a kind of log finds each job's calls of a model; `turns_of` numbers them, `job_plans`
+makes jobs: sub-agents inside the turn that waited for them, tools, pauses, prompts that break where
+they broke. Knows no format.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -44,6 +46,57 @@ class TracedTurn(BaseModel):
     """Tokens at the start of a first prompt that other jobs of `shares` begin with, too."""
     shares: str | None = None
     counted: Counted = "usage"
+
+    @property
+    def context_tokens(self) -> int:
+        """What it leaves for the next turn to find: its prompt and its reply."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One call of a model while its log is read; `cached_tokens` are the server's, if it tells."""
+
+    sent_s: float | None = None
+    ended_s: float | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    commands: list[str] = field(default_factory=list)
+    tool_s: float | None = None
+    counted: Counted = "usage"
+
+    def tool_ended(self, at_s: float) -> None:
+        """One of its tools ended; the last one counts."""
+        self.tool_s = max(self.tool_s or 0.0, at_s - (self.ended_s or at_s))
+
+
+def turns_of(
+    job_id: str, calls: Iterable[ModelCall], parent_job_id: str | None = None
+) -> list[TracedTurn]:
+    """The turns of one job's calls, which come in their order.
+
+    A prompt that got shorter keeps at least what its server found in its cache. A longer one that
+    missed may have come late: it is not known to have broken.
+    """
+    turns: list[TracedTurn] = []
+    for call in calls:
+        is_shorter = bool(turns) and call.prompt_tokens < turns[-1].context_tokens
+        turn = TracedTurn(
+            job_id=job_id,
+            turn=len(turns),
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            command="\n".join(call.commands) or None,
+            tool_s=call.tool_s if call.commands else None,
+            kept_tokens=call.cached_tokens if is_shorter else None,
+            parent_job_id=parent_job_id,
+            sent_s=call.sent_s,
+            ended_s=call.ended_s,
+            counted=call.counted,
+        )
+        turns.append(turn)
+    return turns
 
 
 Jobs = Mapping[str, Sequence[TracedTurn]]
@@ -96,10 +149,11 @@ def _plan(
         kept = None if number == 0 else turn.kept_tokens
         if kept is not None and kept >= context_tokens:
             kept = None
+        before_tokens = context_tokens if kept is None else kept
         # where a log does not say what an agent cut from its history, one token is added
-        added_tokens = max(1, turn.prompt_tokens - (context_tokens if kept is None else kept))
+        added_tokens = max(1, turn.prompt_tokens - before_tokens)
         output_tokens = max(1, turn.output_tokens)
-        context_tokens = (context_tokens if kept is None else kept) + added_tokens + output_tokens
+        context_tokens = before_tokens + added_tokens + output_tokens
         waited_for = children.get((job_id, number), ())
         # with children the tool's time was theirs, and will be again
         tool_s = 0.0 if waited_for else turn.tool_s or 0.0
@@ -111,16 +165,9 @@ def _plan(
             pause_s = 0.0 if next_s is None else max(0.0, next_s - idle_s - tool_s)
         started_s = turn.ended_s or 0.0
         grown = tuple(_plan(child, jobs, children, started_s, "sub-agent") for child in waited_for)
+        command = turn.command or ""
         plans.append(
-            TurnPlan(
-                added_tokens,
-                output_tokens,
-                command=turn.command or "",
-                tool_s=tool_s,
-                pause_s=pause_s,
-                children=grown,
-                kept_tokens=kept,
-            )
+            TurnPlan(added_tokens, output_tokens, command, tool_s, pause_s, grown, kept_tokens=kept)
         )
     plans[-1] = plans[-1].as_last()
     arrival_s = (turns[0].sent_s or zero_s) - zero_s
@@ -134,21 +181,3 @@ def _prefixes(first: TracedTurn, jobs: Jobs) -> tuple[Prefix, ...]:
     shared = {turns[0].shared_tokens for turns in jobs.values() if turns[0].shares == first.shares}
     lengths = sorted(length for length in shared if length and length <= first.shared_tokens)
     return tuple(Prefix(f"{first.shares} {length}", length) for length in lengths)
-
-
-def kept_of(context_tokens: int, prompt_tokens: int, cached_tokens: int | None) -> int | None:
-    """What a prompt that got shorter kept: at least what its server found in its cache.
-
-    None if it is not known to have broken: a longer prompt that missed may have come late.
-    """
-    return cached_tokens if prompt_tokens < context_tokens else None
-
-
-def with_kept(turns: Sequence[TracedTurn], cached: Sequence[int | None]) -> list[TracedTurn]:
-    """A job's turns with what each prompt kept, by the cached tokens that usage tells of."""
-    found, context_tokens = [], 0
-    for turn, cached_tokens in zip(turns, cached, strict=True):
-        kept = kept_of(context_tokens, turn.prompt_tokens, cached_tokens)
-        found.append(turn.model_copy(update={"kept_tokens": kept}))
-        context_tokens = turn.prompt_tokens + turn.output_tokens
-    return found

@@ -18,7 +18,7 @@ from statistics import NormalDist
 
 from agentkv.errors import InputError, not_among
 
-from ..traces.commands import read_trace
+from ..traces.logs import read_turns
 from .plans import JobPlan, Prefix, Steps, TurnPlan
 
 TOOLS = ("recorded", "longtail")
@@ -122,12 +122,12 @@ def tool_source(tools: str) -> ToolSource | None:
         allowed = f"{', '.join(TOOLS)}, or the path of a trace file"
         raise InputError(f"--tools: {not_among(tools, TOOLS, allowed)}")
     try:
-        rows = [row for row in read_trace(path).rows if row.bound == "exact"]
+        turns = read_turns(path)
     except InputError as error:
         raise InputError(f"tools: {error}") from error
-    if not rows:
-        raise InputError(f"tools: {tools}: no command in it whose duration is known exactly")
-    pairs = [(row.command, row.duration_s) for row in rows]
+    pairs = [(turn.command, turn.tool_s) for turn in turns if turn.command and turn.tool_s]
+    if not pairs:
+        raise InputError(f"tools: {tools}: no command in it whose time is known")
     return lambda rng: rng.choice(pairs)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentkv.errors import InputError, not_among
 
-from ..traces.formats import is_event_log, read_turns
+from ..traces.logs import is_event_log, read_turns
 from ..traces.turns import job_plans, jobs_among
 from .kinds import KINDS, WorkloadKind, redraw_tools, tool_source
 from .plans import RECORDED, JobPlan, Prefix, TurnPlan, Workload, arrival_times_s

@@ -22,7 +22,8 @@ from agentkv.durations import KINDS, DurationPredictor, Prediction
 from agentkv.errors import AgentKVError, InputError
 from agentkv.evals.rows import provenance
 from agentkv.evals.tables import cell, text_table
-from agentkv.evals.traces.commands import TracedCommand, read_trace
+
+from .traces import TracedCommand, read_trace
 
 TRAIN_SHARE = 0.7
 THRESHOLDS_S = (2.0, 5.0, 10.0)
@@ -67,9 +68,9 @@ def split(
     learned: list[TracedCommand] = []
     judged: list[TracedCommand] = []
     for trace in map(read_trace, paths):
-        num_learned = 0 if is_cold else round(len(trace.rows) * TRAIN_SHARE)
-        learned += trace.rows[:num_learned]
-        judged += trace.rows[num_learned:]
+        num_learned = 0 if is_cold else round(len(trace) * TRAIN_SHARE)
+        learned += trace[:num_learned]
+        judged += trace[num_learned:]
     if not judged:
         raise InputError("no command is left to judge: give longer traces, or --split cold")
     return learned, judged

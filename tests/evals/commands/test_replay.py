@@ -12,7 +12,7 @@ import pytest
 from agentkv.cli import main
 from agentkv.evals.commands.replay import at_once
 from agentkv.evals.event_log import read_record
-from agentkv.evals.traces.own import logged_turns
+from agentkv.evals.traces.served import served_turns
 from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.event_log.rows import TWO_TURNS, write_record
@@ -71,7 +71,7 @@ def test_jobs_that_come_by_themselves_keep_their_times(runs: Mapping[str, Any]) 
         for name in names
     }
     record = read_record(str(write_record(runs["log"].with_name("apart.jsonl"), **shifted)))
-    assert at_once(job_plans(jobs_among(logged_turns(record))), record) is None
+    assert at_once(job_plans(jobs_among(served_turns(record))), record) is None
 
 
 def test_a_hybrid_servers_log_is_played_with_its_states(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.traces.formats import is_event_log, read_turns
+from agentkv.evals.traces.logs import is_event_log, read_turns
 from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, with_children
 from agentkv.evals.workload.workloads import make_workload

@@ -10,47 +10,37 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from agentkv.errors import InputError, reason_of
 
-from ..event_log import holds_event_log
+from ..event_log import holds_event_log, read_record
+from ..rows import json_object
 from . import claude_code, codex, mini_swe_agent, spans
-from .own import TURN_FIELDS, read_event_log, read_own_turns
+from .served import served_turns
 from .turns import TracedTurn, jobs_among
 
-SUFFIXES = (".json", ".jsonl")
-"""What logs end with in a folder, `.gz` behind it or not."""
-_NAMED = 3
-"""Files passed over that are named; the others are counted."""
+OWN, EVENT_LOG = "a line a turn", "agentkv event log"
+TURN_FIELDS = "job_id, turn, prompt_tokens, output_tokens, command, tool_s"
 _Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A kind of log: how a user calls it, how its first object looks, and its reader."""
-
-    name: str
-    matches: Callable[[_Row], bool]
-    read: Callable[[str, Sequence[_Row]], Iterator[TracedTurn]]
-
-
-FORMATS = (
-    Format("Claude Code session", claude_code.is_claude_code, claude_code.read_claude_code),
-    Format("Codex rollout", codex.is_codex, codex.read_codex),
-    Format(
-        "mini-swe-agent trajectory",
+_Reader = Callable[[str, Sequence[_Row]], Iterable[TracedTurn]]
+_OTHERS: Mapping[str, tuple[Callable[[_Row], bool], _Reader]] = {
+    "Claude Code session": (claude_code.is_claude_code, claude_code.read_claude_code),
+    "Codex rollout": (codex.is_codex, codex.read_codex),
+    "mini-swe-agent trajectory": (
         mini_swe_agent.is_mini_swe_agent,
         mini_swe_agent.read_mini_swe_agent,
     ),
-    Format("OpenTelemetry spans (OTLP JSON)", spans.is_otlp, spans.read_otlp),
-)
-OWN = "a line a turn"
-EVENT_LOG = "agentkv event log"
-NAMES = (OWN, EVENT_LOG, *(one.name for one in FORMATS))
+    "OpenTelemetry spans (OTLP JSON)": (spans.is_otlp, spans.read_otlp),
+}
+"""Logs of others: how an object of one looks, and its reader, which takes the file's name, too."""
+_NUM_NAMED = 3
+"""Files passed over that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +62,11 @@ def read_turns(path: Path) -> list[TracedTurn]:
 
 def read_files(path: Path) -> list[TracedFile]:
     """The logs at a path, each with its turns; errors as of `read_turns`."""
-    if not path.is_dir():
+    if not path.is_dir() or holds_event_log(path):
         return [_read_file(path)]
-    if holds_event_log(path):
-        return [TracedFile(path, EVENT_LOG, read_event_log(path))]
     files, passed_over = [], {}
     for inner in sorted(path.rglob("*")):
-        if inner.is_file() and inner.name.removesuffix(".gz").endswith(SUFFIXES):
+        if inner.is_file() and inner.name.removesuffix(".gz").endswith((".json", ".jsonl")):
             try:
                 files.append(_read_file(inner))
             except InputError as error:
@@ -91,9 +79,10 @@ def read_files(path: Path) -> list[TracedFile]:
     if passed_over:
         reasons = [
             f"{inner.relative_to(path)} ({why.partition(';')[0]})"
-            for inner, why in [*passed_over.items()][:_NAMED]
+            for inner, why in [*passed_over.items()][:_NUM_NAMED]
         ]
-        more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
+        num_more = len(passed_over) - _NUM_NAMED
+        more = f" and {num_more} more" if num_more > 0 else ""
         print(f"agentkv: {path}: passed over: {', '.join(reasons)}{more}", file=sys.stderr)
     return [file for file in files if file.turns]
 
@@ -112,14 +101,19 @@ def _distinct(files: Sequence[TracedFile]) -> list[TracedFile]:
                 number += 1
                 name = f"{job_id} ({number})"
             names[job_id], before = name, known.setdefault(name, [])
-            more = [turn for turn in turns if not before or turn.turn > before[-1].turn]
+            more = turns[len(before) :]
             before += more
             new += more
-        for number, turn in enumerate(new):
-            parent = names.get(turn.parent_job_id, turn.parent_job_id)
-            renamed = {"job_id": names[turn.job_id], "parent_job_id": parent}
-            new[number] = turn.model_copy(update=renamed)
-        found.append(replace(file, turns=new))
+        renamed = [
+            turn.model_copy(
+                update={
+                    "job_id": names[turn.job_id],
+                    "parent_job_id": names.get(turn.parent_job_id, turn.parent_job_id),
+                }
+            )
+            for turn in new
+        ]
+        found.append(replace(file, turns=renamed))
     return found
 
 
@@ -136,40 +130,64 @@ def is_event_log(path: Path) -> bool:
     if path.is_dir():
         return holds_event_log(path)
     try:
-        return _is_event_log_row(first_object(path))
+        row = first_object(path)
     except InputError:
         return False
-
-
-def _is_event_log_row(row: _Row) -> bool:
     return "event" in row or ("jobs" in row and "requests" not in row)
 
 
 def _read_file(path: Path) -> TracedFile:
-    first = first_object(path)
-    if _is_event_log_row(first):
-        return TracedFile(path, EVENT_LOG, read_event_log(path))
-    if "job_id" in first and "turn" in first:
-        return TracedFile(path, OWN, read_own_turns(path))
-    rows = _objects(path)
-    kind = next((one for one in FORMATS if any(map(one.matches, rows[:20]))), None)
+    if is_event_log(path):
+        return TracedFile(path, EVENT_LOG, served_turns(read_record(str(path))))
+    text = _text(path)
+    rows = _objects(text)
+    if rows and {"job_id", "turn"} <= rows[0].keys():
+        return TracedFile(path, OWN, _own_turns(path, text))
+    found = (kind for kind, (matches, _) in _OTHERS.items() if any(map(matches, rows[:20])))
+    kind = next(found, None)
     if kind is None:
-        text = _text(path)
         if not text.strip():
             raise InputError(f"{path}: is empty")
-        seen = f"fields {', '.join(list(first)[:8])}" if first else f"{text.splitlines()[0][:60]!r}"
+        seen = f"{text.splitlines()[0][:60]!r}"
+        if rows:
+            seen = f"fields {', '.join(list(rows[0])[:8])}"
         raise InputError(
-            f"{path}: of no known kind; seen: {seen}; known: {', '.join(NAMES)}; a line a turn "
-            f"needs {TURN_FIELDS}"
+            f"{path}: of no known kind; seen: {seen}; known: "
+            f"{', '.join([OWN, EVENT_LOG, *_OTHERS])}; a line a turn needs {TURN_FIELDS}"
         )
     try:
-        turns = list(kind.read(path.name.split(".")[0], rows))
+        turns = list(_OTHERS[kind][1](path.name.split(".")[0], rows))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{path}: a {kind.name} that does not fit: {what}") from error
+        raise InputError(f"{path}: a {kind} that does not fit: {what}") from error
     if not turns:
-        raise InputError(f"{path}: a {kind.name} without a call of a model")
-    return TracedFile(path, kind.name, turns)
+        raise InputError(f"{path}: a {kind} without a call of a model")
+    return TracedFile(path, kind, turns)
+
+
+def _own_turns(path: Path, text: str) -> list[TracedTurn]:
+    """A line a turn. Raises InputError, which names the line and its field at fault."""
+    turns: dict[tuple[str, int], TracedTurn] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}: line {number}"
+        fields = json_object(place, line)
+        try:
+            turn = TracedTurn.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            seen = repr(fields[name]) if name in fields else f"fields {', '.join(fields)}"
+            raise InputError(
+                f"{place}: {name}: {first['msg']}; seen: {seen[:100]}; a line needs {TURN_FIELDS}"
+            ) from error
+        if turns.setdefault((turn.job_id, turn.turn), turn) is not turn:
+            raise InputError(
+                f"{place}: turn {turn.turn} of job {turn.job_id!r} is there already; each turn has "
+                "one line"
+            )
+    return list(turns.values())
 
 
 def _text(path: Path) -> str:
@@ -180,29 +198,26 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: {reason_of(error)}") from error
 
 
-def _objects(path: Path) -> list[_Row]:
+def _objects(text: str) -> list[_Row]:
     """The objects of a document, of a list of them, or of JSON lines; lines that are none are left
     out."""
-    text = _text(path)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        found = []
-        for line in text.splitlines():
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-        document = found
+    document = _parsed(text)
+    if document is None:
+        document = [_parsed(line) for line in text.splitlines()]
     rows = document if isinstance(document, list) else [document]
     return [row for row in rows if isinstance(row, dict)]
 
 
+def _parsed(text: str) -> Any:
+    """The JSON value of a text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def first_object(path: Path) -> _Row:
     """The first line's object, else the first of the whole file; {} if there is none."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            first = json.loads(next((line for line in file if line.strip()), b""))
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
-        first = None
-    return first if isinstance(first, dict) else next(iter(_objects(path)), {})
+    text = _text(path)
+    first = _parsed(text.lstrip().partition("\n")[0])
+    return first if isinstance(first, dict) else next(iter(_objects(text)), {})

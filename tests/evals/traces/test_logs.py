@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.traces.formats import read_files, read_turns
+from agentkv.evals.traces.logs import read_files, read_turns
 from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.plans import JobPlan, TurnPlan
+from agentkv.evals.workload.workloads import make_workload
+from tests.evals.trace_rows import own, write_lines
 
 
 def stamp(second: float) -> str:
     return f"2026-03-01T10:{int(second // 60):02}:{second % 60:06.3f}Z"
-
-
-def lines(path: Path, rows: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
 
 
 def document(path: Path, value: Any) -> Path:
@@ -42,11 +40,6 @@ def trajectory(*commands: str) -> dict[str, Any]:
         for command in commands
     ]
     return {"trajectory_format": "mini-swe-agent-1.1", "messages": replies}
-
-
-def own(job_id: str) -> dict[str, Any]:
-    tokens = {"prompt_tokens": 10, "output_tokens": 2}
-    return {"job_id": job_id, "turn": 0, **tokens, "command": None, "tool_s": None}
 
 
 def claude(second: float, kind: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -77,7 +70,7 @@ def test_claude_code(tmp_path: Path) -> None:
     """Lines of one message are one call, results end tools, a person's pause is one, a sub-agent of
     a file of its own is the child of the turn that waited for it, a compacted prompt is cut."""
     side = {"isSidechain": True, "agentId": "a7"}
-    lines(
+    write_lines(
         tmp_path / "p" / "s1.jsonl",
         [
             {"type": "summary", "summary": "x", "leafUuid": "u"},
@@ -94,7 +87,7 @@ def test_claude_code(tmp_path: Path) -> None:
             claude(82.0, "assistant", [{"type": "text", "text": "ok"}], **reply(100, 500, 5, 4)),
         ],
     )
-    lines(
+    write_lines(
         tmp_path / "p" / "s1" / "subagents" / "agent-a7.jsonl",
         [
             claude(10.5, "user", "look", **side),
@@ -128,7 +121,7 @@ def used(second: float, prompt: int, cached: int, output: int, total: int) -> di
 def test_codex(tmp_path: Path) -> None:
     """A token count closes a call, the same total told again does not; outputs end tools."""
     arguments = json.dumps({"command": ["bash", "-lc", "make test"]})
-    path = lines(
+    path = write_lines(
         tmp_path / "rollout-1.jsonl",
         [
             codex(0.0, "session_meta", id="thread-1", cwd="/", cli_version="0.58.0"),
@@ -213,7 +206,7 @@ def test_opentelemetry(tmp_path: Path) -> None:
         chat(6, 5, 6.0, 70),
         chat(7, 1, 10.0, 200),
     ]
-    path = lines(
+    path = write_lines(
         tmp_path / "spans.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
     )
     (job,) = jobs_in(path, "OpenTelemetry spans (OTLP JSON)")
@@ -229,7 +222,7 @@ def test_a_folder_is_read_whole(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(InputError, match="no log in it that can be read"):
         read_turns(tmp_path)
     document(tmp_path / "a.traj.json", trajectory("ls"))
-    lines(tmp_path / "deep" / "m.jsonl", [own("m")])
+    write_lines(tmp_path / "deep" / "m.jsonl", [own("m")])
     assert [turn.job_id for turn in read_turns(tmp_path)] == ["a", "m"]
     assert capsys.readouterr().err == (
         f"agentkv: {tmp_path}: passed over: notes.json (of no known kind)\n"
@@ -245,8 +238,8 @@ def test_a_folder_of_sessions_is_read_for_what_it_has(
     for number in range(3):
         rows.append(claude(2.0 + number, "assistant", "so", **reply(9, 900, 40, number)))
     folder = tmp_path / "projects" / "-home-x"
-    begun = lines(folder / "s0.jsonl", rows[:3]).read_text()
-    lines(folder / "s1.jsonl", rows)
+    begun = write_lines(folder / "s0.jsonl", rows[:3]).read_text()
+    write_lines(folder / "s1.jsonl", rows)
     (folder / "s2.jsonl").write_text(begun.replace('"s1"', '"s2"')[:-20])
     (folder / "s3.jsonl").write_text("")
     (folder / "s4.jsonl").symlink_to("/proc/self/mem")  # exists, and no user can read it so
@@ -286,4 +279,84 @@ def test_a_log_that_does_not_fit_is_named(tmp_path: Path, value: Any, seen: str)
     """One error with the file and what it was taken for."""
     path = document(tmp_path / "x.json", value)
     with pytest.raises(InputError, match=f"x.json: .*{seen}"):
+        read_turns(path)
+
+
+def read_own(path: Path) -> list[tuple[str, tuple[TurnPlan, ...]]]:
+    return [(job.job_id, job.turns) for job in job_plans(jobs_among(read_turns(path)))]
+
+
+def test_a_line_a_turn(tmp_path: Path) -> None:
+    """Turns come in any order, compressed or not; each adds what the prompt grew by, one token
+    where it shrank; the last has no tool, and null is none."""
+    rows = [own(turn=1, prompt_tokens=150), own(command=None, tool_s=None, output_tokens=0)]
+    plain = write_lines(tmp_path / "t.jsonl", [*rows, own(turn=2, prompt_tokens=60)])
+    packed = tmp_path / "t.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    expected = (
+        *(TurnPlan(100, 1, "", 0.0), TurnPlan(49, 10, "ls", 0.5)),
+        TurnPlan(1, 10, "", 0.0),
+    )
+    assert read_own(plain) == read_own(packed) == [("a", expected)]
+
+
+def test_jobs_that_fit_are_used_again_under_another_name(tmp_path: Path) -> None:
+    """Two jobs make five with ids of their own; one whose first turn is too long is not played."""
+    rows = [own("a"), own("b"), own("long", prompt_tokens=5000)]
+    path = write_lines(tmp_path / "t.jsonl", rows)
+    options: dict[str, Any] = {"num_jobs": 5, "seed": 0, "jps": 1.0, "max_context_tokens": 1000}
+    ids = [job.job_id for job in make_workload("trace", trace=path, **options).jobs]
+    assert len(set(ids)) == 5
+    assert {job_id.partition("#")[0] for job_id in ids} == {"a", "b"}
+
+
+def test_tools_can_be_drawn_from_a_log(tmp_path: Path) -> None:
+    """Command and seconds are drawn together; one without its time is not drawn."""
+    rows = [own(command="make", tool_s=9.0), own(turn=1, command="cat", tool_s=None)]
+    tools = str(write_lines(tmp_path / "tools.jsonl", rows))
+    workload = make_workload("bfcl", num_jobs=3, seed=0, jps=1.0, tools=tools)
+    drawn = {(turn.command, turn.tool_s) for job in workload.jobs for turn in job.turns[:-1]}
+    assert drawn == {("make", 9.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("blank.jsonl", b"\n\n", "is empty"),
+        ("broken.jsonl.gz", b"no gzip at all", "Not a gzipped file"),
+        ("cut.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "Compressed file ended"),
+        ("deep.jsonl", b"[" * 100_000 + b"\n", "of no known kind"),
+        ("latin.jsonl", b'{"session": "\xe9"}\n', "seen: fields session"),
+        ("missing.jsonl", None, "no such file"),
+        ("other.jsonl", b'{"a": 1, "b": 2}\n', "seen: fields a, b;"),
+    ],
+)
+def test_an_unusable_file_is_named(
+    tmp_path: Path, name: str, content: bytes | None, seen: str
+) -> None:
+    """A file that is missing, empty, not gzip, cut short or of no known kind gives one error."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name}.*{seen}"):
+        read_turns(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("{not json", "is not JSON"),
+        ("[1, 2]", "is no JSON object"),
+        (json.dumps({"job_id": "a", "turn": 1}), "prompt_tokens"),
+        (json.dumps(own("b", prompt_tokens="many")), "'many'"),
+        (json.dumps(own("b", prompt_tokens=0)), "prompt_tokens"),
+        (json.dumps(own("b", tool_s=-1.0)), "-1.0"),
+        (json.dumps(own("b", tool_s=float("nan"))), "nan"),
+        (json.dumps(own()), "turn 0 of job 'a' is there already"),
+    ],
+)
+def test_a_misshapen_line_is_named(tmp_path: Path, text: str, seen: str) -> None:
+    """The error has the file, the line, the field and what was seen."""
+    path = write_lines(tmp_path / "trace.jsonl", [own()])
+    path.write_text(f"{path.read_text()}{text}\n")
+    with pytest.raises(InputError, match=rf"trace\.jsonl: line 2.*{re.escape(seen)}"):
         read_turns(path)
