@@ -2,8 +2,8 @@
 
 Serves a model with random weights, so nothing is downloaded. Measures an idle server first, plays
 five policies, each without and with a tier of DRAM, then simulates the same jobs twice: by the
-card's data sheet, and by the times measured. `--gpu cpu` does all of that with a tiny model on the
-CPU build, in minutes. Flags that it does not know go to `agentkv bench`; --resume goes on.
+card's data sheet, and by the times measured. `--gpu cpu` does that without a tier, with a tiny
+model on the CPU build, in minutes. Flags that it does not know go to `agentkv bench`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentkv.server.process import ServerProcess
 from .random_model import CONFIGS, kv_token_bytes, write_random_model
 
 POLICIES = ("fcfs", "continuum:paper", "continuum:released", "context_serve", "agentkv")
-"""Each without and with a tier of DRAM."""
+"""Each without and, on a GPU, with a tier of DRAM, for which vLLM's CPU build has no worker."""
 CPU_CARD = "cpu"
 """The name of no card: all that a GPU run does, on the CPU build with a tiny model."""
 _CPU_BYTES, _GPU_BYTES = 4, 2
@@ -75,7 +75,7 @@ DRY_RUN = Regime(
     (
         *("--workload", "swebench", "--jobs", "4", "--concurrency", "3", "--turns", "3"),
         *("--token-scale", "0.2", "--max-context-tokens", "900"),
-        *("--num-gpu-blocks-override", "33", "--dram-gib", "0.1"),
+        *("--num-gpu-blocks-override", "33"),
     ),
     (
         *("--block-size", "32", "--max-model-len", "1024", "--max-num-seqs", "8"),
@@ -171,9 +171,10 @@ def read_experiment(argv: Sequence[str]) -> tuple[argparse.Namespace, Experiment
     if model in CONFIGS:
         server_flags = ["--load-format", "dummy", "--served-model-name", model, *server_flags]
         path = str(out / "model")
-    policies = () if "--policy" in more else (*POLICIES, *(name + OFFLOAD for name in POLICIES))
     flags = [*regime.flags, "--model", path, "--out", str(out), *more]
-    flags += [flag for name in policies for flag in ("--policy", name)]
+    if "--policy" not in more:
+        tiers = ("",) if options.gpu == CPU_CARD else ("", OFFLOAD)
+        flags += [flag for tier in tiers for name in POLICIES for flag in ("--policy", name + tier)]
     flags += ["--force"] if options.force else []
     rounds = regime.calibration_rounds
     made = Experiment(options.gpu, model, out, (*flags, "--", *server_flags), rounds)
