@@ -28,8 +28,8 @@ MAX_READ_CHARS = 2048
 """Read of a command, long here-documents cut out."""
 MAX_PROGRAMS = 24
 _MAX_DEPTH, _MAX_TOKENS, _MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 3, 400, 16, 2, 6
-_KEPT_CHARS = 400
-"""Kept of a here-document, since an interpreter may read it."""
+_KEPT_CHARS, _KEY_CHARS = 400, 512
+"""Kept of a here-document, since an interpreter may read it; read for a command's key."""
 _SHOWN_PROGRAMS = TAKES_OPERANDS.union(
     *(names.split() for names in TABLES["name"].values()),
     (key.partition(":")[0] for keys in TABLES["key"].values() for key in keys.split()),
@@ -370,9 +370,9 @@ def command_key(command: str) -> str:
 
     A program, with a subcommand or module behind it, each out of a list or, for a program, a plain
     word of letters. Nothing else of the text is in it, no argument, path or assignment: any other
-    program is "other". Empty if nothing runs.
+    program is "other". Empty if nothing runs. Reads 512 characters: more would take 2 ms.
     """
-    analysis = analyze_command(command)
+    analysis = analyze_command(command[:_KEY_CHARS])
     lasting = (each for each in analysis.programs if each.name not in TAKES_OPERANDS)
     main = next(lasting, analysis.programs[0] if analysis.programs else None)
     if main is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from agentkv.commands import analyze_command
+from agentkv.commands import analyze_command, command_key
 from agentkv.commands.blocking import Awaited, awaited
 from agentkv.durations import DurationPredictor, Prediction
 from agentkv.policies.settings import Settings
@@ -28,7 +28,7 @@ MAX_REPLY_TOKENS = 8192
 """Tokens of a reply that are decoded, from its end, where the tool calls are."""
 MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
-MAX_TAKEN = 16
+MAX_TAKEN = 4
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
 CLOSING_S = 1.0
 """Longest wait of a closing engine for what is yet to be learned, and then for the last write."""
@@ -106,6 +106,8 @@ class ReadReply:
     key: RequestKey
     told_by: CommandSource
     command: str | None = None
+    command_key: str = ""
+    """What may be shown of it: finding that takes as long as ten decisions."""
     blocking: Awaited | None = None
     prediction: Prediction | None = None
     is_read: bool = True
@@ -167,11 +169,11 @@ class DurationService:
             found = read() if is_awaited(key) else None
             result = ReadReply(key, told_by)
             if found is not None:
-                command, blocking = _read_part(found.command), found.blocking
-                same = blocking.text == found.command
-                blocking = blocking._replace(text=command if same else _read_part(blocking.text))
+                command = _read_part(found.command)
+                blocking = found.blocking._replace(text=_read_part(found.blocking.text))
                 prediction = None if self.predictor is None else self.predictor.predict(blocking)
-                result = ReadReply(key, told_by, command, blocking, prediction)
+                shown = command_key(command)
+                result = ReadReply(key, told_by, command, shown, blocking, prediction)
             self.answers.append(result)
             self._worker.wake()
 
