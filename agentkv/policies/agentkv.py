@@ -78,7 +78,7 @@ class AgentKVSettings(Settings):
 
 
 class AgentKVPolicy(Policy):
-    """Our rules over one engine's jobs.
+    """Pins, orders, admits and preempts the jobs of one engine by four rules.
 
     1. A new job is admitted once all present jobs are expected to fit to their end.
     2. Idle KV is held for as long as that costs less than recomputing it, or loading it, where a
@@ -113,7 +113,7 @@ class AgentKVPolicy(Policy):
         return self.settings.admission and super().has_admission_control
 
     def break_even_s(self, cost: RestoreCost) -> float:
-        """Seconds of holding a context that cost as much as recomputing it.
+        """Return the seconds of holding a context that cost as much as recomputing it.
 
         Holding n tokens takes n token-seconds of memory a second; recomputing them costs as much as
         letting the whole pool wait for `pool_seconds`.
@@ -121,7 +121,7 @@ class AgentKVPolicy(Policy):
         return self.pool_tokens * cost.pool_seconds / max(cost.num_tokens, 1)
 
     def price_s(self, cost: RestoreCost) -> float:
-        """Seconds of holding a context that cost as much as restoring it.
+        """Return the seconds of holding a context that cost as much as restoring it.
 
         The part that is recomputed costs `break_even_s`; the part that a tier loads back, the
         seconds of loading, in which its memory is taken already.
@@ -133,14 +133,14 @@ class AgentKVPolicy(Policy):
         return PRESSURE_BREAK_EVENS * self.break_even_s(cost)
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        """The price of restoring, also where the reply runs nothing known."""
+        """Pin for the price of restoring, also where the reply runs nothing known."""
         seconds = max(self.price_s(cost), READING_TTL_S)
         return self.capped(seconds, "until holding costs as much as coming back")
 
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
-        """Hold until the expected cost of holding and of restoring is least."""
+        """Pin until the expected cost of holding and of restoring is least."""
         if prediction is None:
             return Decision(self.undecided_ttl(cost), command)
         price_s = self.price_s(cost)
@@ -155,8 +155,8 @@ class AgentKVPolicy(Policy):
         return Decision.predicted(command, prediction, ttl, is_from_now=False)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """Under pressure by client priority, then the job's arrival, or what it has to compute if
-        the first response is favoured; else stock's order.
+        """Order turns under pressure by client priority, then by the job's arrival, or what it has
+        to compute if the first response is favoured; else as stock does.
 
         An urgent turn comes before all others. A first turn that has aged out counts as of the
         best priority.
@@ -174,12 +174,12 @@ class AgentKVPolicy(Policy):
         return (UNPINNED + priority, place, turn.order)
 
     def is_urgent(self, turn: Turn) -> bool:
-        """True if a turn that continues its job, or any if the first response is favoured, has
-        waited out the patience."""
+        """Return whether a turn that continues its job, or any if the first response is
+        favoured, has waited out the patience."""
         return turn.has_aged_out and (self._favours_first_response or not turn.is_first)
 
     def victim_rank(self, turn: Turn) -> Rank:
-        """The least urgent priority, then the newest job is preempted first."""
+        """Preempt the least urgent priority first, and in it the newest job."""
         return (UNPINNED + turn.job.priority, turn.job.order, turn.order)
 
     def sorts_running(self) -> bool:
@@ -188,7 +188,7 @@ class AgentKVPolicy(Policy):
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
-        """All pins for a request that has blocks, and if nothing runs; newest job first.
+        """Give up all pins for a request that has blocks, and if nothing runs; newest job first.
 
         A waiting turn takes from jobs that arrived after its own, or from all if it has aged out or
         is starved; from none if their blocks would not be enough.
@@ -216,7 +216,7 @@ class AgentKVPolicy(Policy):
         return LIFETIMES * num_turns
 
     def why_hold_back(self, request: AdmissionRequest) -> str | None:
-        """Not before the peak of all jobs fits into the pool less the headroom.
+        """Hold a new job back until the peak of all jobs fits into the pool less the headroom.
 
         All jobs are expected to go on turn by turn, each growing until it ends, or for the turns of
         the horizon. Idle KV counts in full only while restoring contexts has cost more than holding

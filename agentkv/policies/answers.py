@@ -76,7 +76,7 @@ _FACTS = (
 
 
 class GuardedPolicy(Policy):
-    """A policy that answers as stock does where its rules fail, or have failed too often.
+    """Answers as a policy does, and as stock does where its rules fail, or have failed too often.
 
     A question that the rules do not answer in their own way is not put to them.
     """

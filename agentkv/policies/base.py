@@ -66,7 +66,7 @@ class AdmissionRequest:
 
 
 class Pressure:
-    """Whether memory is contended: from the first failed allocation until none fails for a while.
+    """Says whether memory is contended: from a failed allocation until none fails for a while.
 
     While it is off, policies that look at it leave everything as stock has it.
     """
@@ -77,14 +77,14 @@ class Pressure:
         self.is_on = False
 
     def rise(self, now_s: float, lasting_s: float) -> bool:
-        """An allocation failed: on for `lasting_s` from now; True if it was off."""
+        """Turn on for `lasting_s`, since an allocation has failed; True if it was off."""
         self._until_s = max(self._until_s, now_s + lasting_s)
         self._has_risen = True
         was_on, self.is_on = self.is_on, True
         return not was_on
 
     def fall(self, now_s: float) -> bool:
-        """Turn off once its time is over; True if it was on. Called once a step.
+        """Turn off once its time is over; return True if it was on. Called once a step.
 
         It outlives the step in which an allocation failed, however short its time is.
         """
@@ -96,7 +96,7 @@ class Pressure:
 
 
 class EngineView(Protocol):
-    """The engine as a policy may look at it; each property is O(1) but for what is iterated."""
+    """Shows the engine to a policy; each property is O(1) but for what is iterated."""
 
     @property
     def now_s(self) -> float:
@@ -144,7 +144,7 @@ class EngineView(Protocol):
 
 
 class Policy:
-    """The rules for the jobs of one engine. As it stands it is stock vLLM's behaviour.
+    """Answers what becomes of the jobs of one engine. As it stands it is stock vLLM's behaviour.
 
     Every method runs on the engine's main thread, so it must answer within microseconds, and must
     depend on what it was shown only: the same events give the same answers. An exception, or an
@@ -179,27 +179,27 @@ class Policy:
 
     @functools.cached_property
     def has_admission_control(self) -> bool:
-        """New jobs may have to wait: True if `why_hold_back` is overridden."""
+        """Whether new jobs may have to wait: `why_hold_back` is overridden."""
         return type(self).why_hold_back is not Policy.why_hold_back
 
     @functools.cached_property
     def has_gate(self) -> bool:
-        """Returning turns may have to wait: True if `why_wait` is overridden."""
+        """Whether returning turns may have to wait: `why_wait` is overridden."""
         return type(self).why_wait is not Policy.why_wait
 
     @functools.cached_property
     def holds_parts(self) -> bool:
-        """Only a part of a finished turn may be held: True if `held_tokens` is overridden."""
+        """Whether only a part of a finished turn may be pinned: `held_tokens` is overridden."""
         return type(self).held_tokens is not Policy.held_tokens
 
     @functools.cached_property
     def follows_turns(self) -> bool:
-        """The rules follow the ends of turns: True if `turn_finished` is overridden."""
+        """Whether the rules follow the ends of turns: `turn_finished` is overridden."""
         return type(self).turn_finished is not Policy.turn_finished
 
     @functools.cached_property
     def limits_offloading(self) -> bool:
-        """A tier may get only a part: True if `offloaded_tokens` is overridden."""
+        """Whether a tier may get only a part: `offloaded_tokens` is overridden."""
         return type(self).offloaded_tokens is not Policy.offloaded_tokens
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
@@ -214,13 +214,13 @@ class Policy:
         self.engine = engine
 
     def capped(self, seconds: float, reason: str) -> TTL:
-        """A TTL of at most `max_ttl_s`."""
+        """Return a TTL of at most `max_ttl_s`."""
         return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
     # How long a finished turn's KV is held
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        """TTL of a turn that has just finished and whose tool is not known yet.
+        """Return the TTL of a turn that has just finished and whose tool is not known yet.
 
         0 frees the turn at once, and `decide` is then never asked about it: a policy that uses
         predictions must answer with the time that reading the reply may take.
@@ -230,7 +230,7 @@ class Policy:
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
-        """What becomes of the pin of a turn that now runs `command` (None: no tool, or not known).
+        """Decide about the pin of a turn that now runs `command` (None: no tool, or not known).
 
         A TTL of 0 frees it at once. `prediction` is None if `uses_predictions` is False; without a
         command it says when the next turn comes, if gaps of jobs that start alike tell that.
@@ -238,7 +238,7 @@ class Policy:
         return Decision(self.undecided_ttl(cost), command)
 
     def held_tokens(self, cost: RestoreCost) -> float:
-        """Tokens, from the first on, that a finished turn's pin holds; the rest is freed at once.
+        """Return how many tokens a finished turn's pin keeps, from the first on; others are freed.
 
         Freed blocks stay in vLLM's cache until somebody takes them. All, and not asked, where the
         model has several groups of KV blocks.
@@ -248,7 +248,7 @@ class Policy:
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
-        """Of `pins`, newest job first, those to give up in order until an allocation succeeds.
+        """Return those of `pins`, newest job first, to give up until an allocation succeeds.
 
         Must be all of them, in any order, if `request.runs_alone`: nothing else could make room,
         and the engine would wait for ever.
@@ -256,8 +256,8 @@ class Policy:
         return pins
 
     def offloaded_tokens(self, turn: Turn) -> float:
-        """Tokens of a turn's context, from the first on, that vLLM's OffloadingConnector copies to
-        its tier; what earlier turns left there stays.
+        """Return how many tokens of a turn's context, from the first on, vLLM's OffloadingConnector
+        copies to its tier; what earlier turns left there stays.
 
         Asked when the turn arrives, since vLLM copies each block once it is computed. A smaller
         `max_offload_tokens` of the client's own counts.
@@ -267,7 +267,7 @@ class Policy:
     # Order: of waiting turns, and of running ones when one must be preempted
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """Place of a waiting turn; the smallest is served first.
+        """Return the place of a waiting turn; the smallest is served first.
 
         Requests without a job stand in tier UNPINNED by their arrival: a smaller tier for all turns
         of jobs would starve them. Must be unique to the turn, and may change only with the
@@ -277,19 +277,18 @@ class Policy:
         return (PREEMPTED if is_preempted else UNPINNED, turn.order, 0)
 
     def victim_rank(self, turn: Turn) -> Rank:
-        """Place of a running turn when memory runs out; the largest is preempted first.
+        """Return the place of a running turn when memory runs out; the largest is preempted first.
 
         Must stay the same while the turn runs. Asked only if `sorts_running`.
         """
         return (UNPINNED, turn.order, 0)
 
     def sorts_running(self) -> bool:
-        """True if `victim_rank` decides who is preempted; False for stock's choice, the last
-        request that was admitted."""
+        """Return whether `victim_rank` decides who is preempted, or stock: the last admitted."""
         return False
 
     def max_overtakes(self, num_turns: float) -> float:
-        """Later turns that may be served before a new job or a request without a job; 0 or more.
+        """Return how many later turns may be served before a new job or a request without a job.
 
         `num_turns` is the expected number of turns, from first to last, of all jobs that run or
         are pinned, together.
@@ -299,11 +298,11 @@ class Policy:
     # Admission: of new jobs, and of turns that return
 
     def why_hold_back(self, request: AdmissionRequest) -> str | None:
-        """Why a new job is not admitted now; None to admit it. Not asked while nothing runs."""
+        """Say why a new job is not admitted now; None admits it. Not asked while nothing runs."""
         return None
 
     def why_wait(self, turn: Turn) -> str | None:
-        """Why a turn that continues its job is not let in now; None to let it in.
+        """Say why a turn that continues its job is not let in now; None lets it in.
 
         Asked when the turn is next in the queue; one that is held back stands behind all others and
         is asked about in each step. Not asked while nothing runs, of a turn that was let in before,
@@ -312,7 +311,7 @@ class Policy:
         return None
 
     def pressure_s(self, cost: RestoreCost) -> float:
-        """Seconds for which memory counts as contended after a context of this cost did not fit.
+        """Return for how long memory is contended after a context of this cost did not fit.
 
         For ever unless a policy says less: its rules then hold from the first shortage on.
         """
@@ -321,14 +320,14 @@ class Policy:
     # What happens, for policies that keep state of their own
 
     def turn_finished(self, turn: Turn, served_s: float) -> None:
-        """A turn has ended, `served_s` seconds after it first had blocks; of an aborted one too.
+        """Note that a turn has ended, or was aborted, `served_s` after it first had blocks.
 
         By then `context_tokens` and `finished_s` of its job are those that it left.
         """
 
     def job_ended(self, job: Job) -> None:
-        """A job is over: released, at its last step, or forgotten. Its state can be dropped."""
+        """Drop what is known of a job that is over: released, at its last step, or forgotten."""
 
     def tick(self) -> bool:
-        """Every `tick_s` seconds, before a step. True if ranks have changed."""
+        """Do what is due every `tick_s` seconds, before a step; True if ranks have changed."""
         return False

@@ -26,20 +26,20 @@ class ContextServeSettings(ContinuumSettings):
 
 
 class ContextServePolicy(ContinuumPolicy):
-    """ContextServe's rules over one engine's jobs."""
+    """Applies ContextServe's rules to one engine's jobs."""
 
     settings_class = ContextServeSettings
     uses_predictions = True
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        """Continuum's TTL, and at least long enough to read the reply."""
+        """Pin for Continuum's TTL, and at least long enough to read the reply."""
         ttl = self.ttl(None, cost.alone_s)
         return self.capped(max(ttl.seconds, READING_TTL_S), f"not decided yet; {ttl.reason}")
 
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
-        """FAST pins for the predicted TTL, SLOW frees, UNCERTAIN takes Continuum's TTL."""
+        """Pin FAST tools for the predicted TTL, free SLOW ones, take Continuum's TTL for others."""
         if command is None or prediction is None:
             return super().decide(command, cost)
         if prediction.speed == "uncertain":

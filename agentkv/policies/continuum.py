@@ -25,7 +25,7 @@ _MAX_TOOL_CHARS = 4096
 
 
 def tool_name(text: str) -> str:
-    """The first word of a command: the tool as the published Continuum names it.
+    """Return the first word of a command: the tool as the published Continuum names it.
 
     Assignments before it, whose values may be secrets, are passed over.
     """
@@ -45,7 +45,7 @@ class ContinuumSettings(Settings):
 
 
 class ContinuumPolicy(Policy):
-    """Continuum's rules, which hold at all times, with or without memory pressure."""
+    """Applies Continuum's rules at all times, with or without memory pressure."""
 
     settings_class = ContinuumSettings
     settings: ContinuumSettings
@@ -59,7 +59,7 @@ class ContinuumPolicy(Policy):
         self._fixed = FixedTTL(fixed_ttl_s, self.learned.durations)
 
     def ttl(self, tool: str | None, reload_s: float) -> TTL:
-        """How long to pin a finished turn that runs `tool` (None: not known)."""
+        """Return how long to pin a finished turn that runs `tool` (None: not known)."""
         if self.settings.ttl == "fixed":
             ttl = self._fixed.ttl(tool)
         else:
@@ -67,17 +67,17 @@ class ContinuumPolicy(Policy):
         return self.capped(ttl.seconds, ttl.reason)
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        """Continuum's TTL for a tool that is not known."""
+        """Pin for Continuum's TTL of a tool that is not known."""
         return self.ttl(None, cost.alone_s)
 
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
-        """Continuum's TTL for the tool, which is the command's first word."""
+        """Pin for Continuum's TTL of the tool, which is the command's first word."""
         return Decision(self.ttl(tool_name(command or "") or None, cost.alone_s), command)
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
-        """Preempted turns, then turns of pinned jobs, then the rest, each in order of job arrival.
+        """Serve preempted turns, then pinned jobs, then the rest, each in order of job arrival.
 
         The released code has no tier for preempted turns.
         """
@@ -87,7 +87,7 @@ class ContinuumPolicy(Policy):
         return (tier, turn.job.order, turn.order)
 
     def victim_rank(self, turn: Turn) -> Rank:
-        """The newest job is preempted first; the released code spares turns at their last step."""
+        """Preempt the newest job first; the released code spares turns at their last step."""
         is_spared = turn.is_last_step and not self._is_paper
         return (0 if is_spared else 1, turn.job.order, turn.order)
 
@@ -97,7 +97,7 @@ class ContinuumPolicy(Policy):
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
-        """Paper: always, the pin of the job that arrived last first (its deadlock rule).
+        """Give up, under `paper`, the pin of the job that arrived last first (its deadlock rule).
 
         Released: running turns preempt each other before any pin yields, and a waiting one waits
         while anything runs; then the pin with the latest expiry goes first.

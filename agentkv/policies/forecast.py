@@ -119,7 +119,7 @@ class KVDemandForecast:
     def peak_blocks_with(
         self, newcomer: JobDemand, idle_kv_weight: float = 1.0, horizon_turns: int = MAX_TURNS
     ) -> float:
-        """The most blocks that all jobs and one more will hold at once, if all go on turn by turn.
+        """Return the most blocks that all jobs and one more hold at once, going on turn by turn.
 
         Idle jobs count by `idle_kv_weight`, and no turn after the next `horizon_turns`. The peak
         lies at that horizon, or just before a job ends, when those that end after it have grown by
@@ -159,7 +159,7 @@ OWN_WEIGHT_TURNS = 4
 
 
 class Experience:
-    """How jobs of one sort went on: the last WINDOW numbers of turns, and of tokens a turn added.
+    """Remembers how jobs of one sort went on: lengths, and tokens a turn added, the last WINDOW.
 
     An observation is O(WINDOW).
     """
@@ -187,9 +187,9 @@ class Experience:
         return knew
 
     def turns_beyond(self, num_turns: int, *, is_of_others: bool) -> float:
-        """Expected length of a job that has that many turns: the mean of those that had more, or
-        if they are other kinds' the median, in which MIN_JOBS + 1 of the prior count; as far again
-        beyond the longest."""
+        """Return the expected length of a job that has that many turns: the mean of those that
+        had more, or if they are other kinds' the median, in which MIN_JOBS + 1 of the prior
+        count; as far again beyond the longest."""
         prior = [PRIOR_TURNS] * MIN_JOBS if is_of_others and num_turns < PRIOR_TURNS else []
         rest = self._lengths[bisect_right(self._lengths, num_turns) :] + prior
         if not rest:
@@ -197,7 +197,7 @@ class Experience:
         return float(median_low(rest)) if is_of_others else sum(rest) / len(rest)
 
     def tokens_per_turn(self, prior_tokens: float, *, is_of_others: bool) -> float:
-        """Expected number of tokens that a turn adds, likewise."""
+        """Return how many tokens a turn is expected to add, likewise."""
         if is_of_others:
             return median_low([*self.added, *[prior_tokens] * (MIN_TURNS + 1)])
         weighed = sum(self.added) + PRIOR_WEIGHT_TURNS * prior_tokens
@@ -234,7 +234,7 @@ class JobGrowth:
                 break
 
     def _taught_by(self, job: Job) -> list[Experience]:
-        """Whom a job teaches, up to the first that knew before: its kind, its client, all."""
+        """Return what a job teaches, up to the first that knew before: kind, client, all."""
         kinds = self._clients.setdefault(job.client, OrderedDict())
         self._clients.move_to_end(job.client)
         taught = []
@@ -250,7 +250,7 @@ class JobGrowth:
     def _known(
         self, client: str, kind: object, knows: Callable[[Experience], bool]
     ) -> tuple[Experience, bool]:
-        """What is known of a kind, or of others, and which of the two it is."""
+        """Return the experience of a kind, or else of others, and if it is of others."""
         kinds: Mapping[object, Experience] = self._clients.get(client, {})
         for each in (kind, None):
             found = kinds.get(each)
@@ -259,12 +259,12 @@ class JobGrowth:
         return self._all, True
 
     def mean_turns(self, client: str, kind: object = None, num_turns: int = 0) -> float:
-        """Expected number of turns of a whole job of that kind that has `num_turns` already."""
+        """Return the expected turns of a whole job of that kind that has `num_turns` already."""
         known, is_of_others = self._known(client, kind, attrgetter("knows_lengths"))
         return known.turns_beyond(num_turns, is_of_others=is_of_others)
 
     def turns_left(self, job: Job) -> float:
-        """Expected turns of the job after those that have arrived, at least one.
+        """Return the expected turns of the job after those that have arrived, at least one.
 
         The client's `expected_turns` can lower the number but not raise it: no job's claim may
         keep others out.
@@ -276,7 +276,7 @@ class JobGrowth:
         return min(turns_left, float(job.expected_turns - job.num_turns))
 
     def tokens_per_turn(self, job: Job) -> float:
-        """Expected number of tokens that each turn adds to the job's context."""
+        """Return how many tokens each turn is expected to add to the job's context."""
         prior_tokens = min(PRIOR_TOKENS, PRIOR_SHARE * job.first_prompt_tokens)
         known, is_of_others = self._known(job.client, job.kind, attrgetter("knows_growth"))
         mean_tokens = known.tokens_per_turn(prior_tokens, is_of_others=is_of_others)

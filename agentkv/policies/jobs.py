@@ -50,7 +50,7 @@ class Decision:
     def predicted(
         cls, command: str | None, prediction: Prediction, ttl: TTL, *, is_from_now: bool
     ) -> Decision:
-        """A decision by a prediction, without its distribution, which would take much memory."""
+        """Make a decision by a prediction, without its distribution, which takes much memory."""
         return cls(
             ttl,
             command,
@@ -80,7 +80,7 @@ class Prompt:
         return len(self.token_ids), len(hashes), hashes[-1] if hashes else None
 
     def start(self, block_tokens: int) -> object:
-        """Hash of its first START_TOKENS, or first block if that is longer; None if shorter."""
+        """Return the hash of its first START_TOKENS or longer first block; None if shorter."""
         index = max(1, START_TOKENS // block_tokens) - 1
         return self.block_hashes[index] if index < len(self.block_hashes) else None
 
@@ -102,7 +102,7 @@ class Context:
     the cache for few ends of a prefix, or a sliding window."""
 
     def checkpoints(self) -> tuple[tuple[int, object], ...]:
-        """Up to 10 (index, hash) pairs of its full blocks, ending at its end."""
+        """Return up to 10 (index, hash) pairs of its full blocks, ending at its end."""
         hashes, num_blocks = self.block_hashes, min(self.num_blocks, len(self.block_hashes))
         if not num_blocks:
             return ()
@@ -285,8 +285,8 @@ class Job:
         return max(0, num_tokens - before)
 
     def usable(self, common_tokens: int) -> int:
-        """Tokens that a prompt finds which shares the first `common_tokens` with the context: where
-        only the end of what is usable can be hit, all of that or nothing."""
+        """Return how many tokens a prompt finds which shares the first `common_tokens` with the
+        context: where only the end of what is usable can be hit, all of that or nothing."""
         if self.usable_tokens == self.context_tokens:
             return common_tokens
         return self.usable_tokens if common_tokens >= self.usable_tokens else 0
@@ -351,8 +351,9 @@ class Job:
             self.found.clear()
 
     def will_find(self, num_tokens: int) -> int:
-        """How many of `num_tokens` a next turn is expected to find: all but where the last turns
-        diverged at one place, as those of an agent do that sends its newest messages only."""
+        """Return how many of `num_tokens` a next turn is expected to find: all but where the
+        last turns diverged at one place, as those of an agent do that sends its newest messages
+        only."""
         is_one_place = len(self.found) == SAME_PLACE_TURNS and len(set(self.found)) == 1
         return min(num_tokens, self.found[0]) if is_one_place else num_tokens
 
@@ -362,7 +363,7 @@ class Job:
         return self.will_find(self.usable_tokens)
 
     def common_tokens(self, prompt: Prompt, block_tokens: int) -> int:
-        """Tokens of a new prompt that equal the context the last finished turn left.
+        """Count the tokens of a new prompt that equal the context the last finished turn left.
 
         Block hashes are chained, so one equal hash proves the whole prefix before it. Exact at the
         checkpoints (the end and up to 8 places before it), else the next lower one. vLLM computes

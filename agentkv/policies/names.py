@@ -60,17 +60,17 @@ _CLASSES = NamedClasses("policy", Policy, "agentkv.policies", tuple(SHIPPED))
 
 
 def policy_names() -> list[str]:
-    """Names of the shipped policies, then of those that installed packages offer."""
+    """Return the names of the shipped policies, then of those that installed packages offer."""
     return _CLASSES.names()
 
 
 def is_policy_name(name: str) -> bool:
-    """True if the name may be one of ours: known, or spelled as a class in a module or file."""
+    """Return whether the name may be ours: known, or spelled as a class in a module or file."""
     return _CLASSES.may_be(name)
 
 
 def load_policy(name: str) -> type[Policy]:
-    """The class behind a name.
+    """Return the class behind a name.
 
     Raises InputError for a name that leads to no policy; errors of the policy's own module are
     raised as InputError too, with the original as its cause.
@@ -79,7 +79,7 @@ def load_policy(name: str) -> type[Policy]:
 
 
 def make_policy(settings: Settings, pool_tokens: int) -> Policy:
-    """The policy that the settings name, for a KV pool of `pool_tokens`."""
+    """Make the policy that the settings name, for a KV pool of `pool_tokens`."""
     return load_policy(settings.policy)(settings, pool_tokens)
 
 
@@ -87,7 +87,7 @@ def make_policy(settings: Settings, pool_tokens: int) -> Policy:
 
 
 def default_settings() -> dict[str, Any]:
-    """Every setting that a shipped policy takes, with its default."""
+    """Return every setting that a shipped policy takes, with its default."""
     return {
         name: field.default
         for policy in reversed(SHIPPED.values())
@@ -200,13 +200,13 @@ def folder_name(policy: str) -> str:
 
 
 def known_policies() -> list[str]:
-    """Names that commands take, as they stand: vLLM's, ours, and ours with rules."""
+    """Return the names that commands take, as they stand: vLLM's, ours, and ours with rules."""
     with_rules = [f"{policy}:{rules}" for policy in _WITH_RULES for rules in RULES]
     return [*STOCK_POLICIES, *policy_names(), *with_rules]
 
 
 def server_policy(text: str) -> PolicyChoice:
-    """The policy of a server; raises InputError for an unknown one, or wrong settings.
+    """Read the policy of a server; raises InputError for an unknown one, or wrong settings.
 
     A policy of your own is called by its class from then on.
     """
@@ -216,7 +216,7 @@ def server_policy(text: str) -> PolicyChoice:
 
 
 def simulated_policy(text: str) -> PolicyChoice:
-    """The policy of a simulation; raises InputError for an unknown one, or wrong settings."""
+    """Read the policy of a simulation; raises InputError for an unknown one, or wrong settings."""
     known = [name for name in known_policies() if name not in NOT_SIMULATED]
     allowed = (
         f"{', '.join(known)}, FILE.py:CLASS and MODULE:CLASS, {ADDITIONS}; "
@@ -226,7 +226,7 @@ def simulated_policy(text: str) -> PolicyChoice:
 
 
 def _choice(text: str, name: str, known: list[str], allowed: str) -> PolicyChoice:
-    """The policy of a name, which is `text` without its end."""
+    """Read the policy of a name, which is `text` without its end."""
     match = _PARTS.fullmatch(name)
     rules = "" if match is None else match["rules"]
     policy, _, after = rules.partition(":")

@@ -91,8 +91,8 @@ class Clients:
         self._labels = {_hash(f"name {name}"): name for name in self._names.values()}
 
     def of(self, scope: Scope) -> str:
-        """The client of a request as the engine knows it, 16 hexadecimal digits: by its API key or
-        name, what its proxy says, or its address.
+        """Return the client of a request as the engine knows it, 16 hexadecimal digits: by its API
+        key or name, what its proxy says, or its address.
 
         The address counts where the server asks for no key, or lets a request pass without one.
         """
@@ -109,7 +109,7 @@ class Clients:
         return _hash(f"name {name}")
 
     def label(self, client: str) -> str:
-        """The name of a client of the engine, if the environment has one."""
+        """Return the name of a client of the engine, if the environment has one."""
         return self._labels.get(client, client)
 
     def sees_all_jobs(self, scope: Scope) -> bool:

@@ -85,7 +85,7 @@ class Engine:
 
 
 def _ask(engine: Any, operation: str, args: Sequence[object]) -> object:
-    """The answer of the engine of an `LLM`, which has it in this process or in one of its own."""
+    """Return the answer of an `LLM`'s engine, in this process or in one of its own."""
     core = engine.llm_engine.engine_core
     if hasattr(core, "call_utility"):
         return core.call_utility(UTILITY_METHOD, operation, list(args))
@@ -93,7 +93,7 @@ def _ask(engine: Any, operation: str, args: Sequence[object]) -> object:
 
 
 class EngineListener:
-    """A job's way to report its tools and its end to an engine of this process."""
+    """Reports a job's tools and its end to an engine of this process."""
 
     def __init__(self, job: Job[Any], engine: Engine) -> None:
         self._job_id = job.job_id
@@ -101,7 +101,7 @@ class EngineListener:
         self._engine = engine
 
     def tell(self, action: str, body: Mapping[str, object]) -> None:
-        """Call what a job's route does."""
+        """Call the operation of a job's route."""
         if action == "release":
             self._engine.call(self._note, action, self._job_id)
         else:
@@ -109,7 +109,7 @@ class EngineListener:
 
 
 class EngineCall:
-    """One prompt for an engine of this process, as a turn of a job."""
+    """Makes one prompt for an engine of this process a turn of a job."""
 
     def __init__(self, job: Job[Any], engine: Engine, params: Any) -> None:
         self.engine = engine
@@ -172,7 +172,7 @@ def _engine_of(engine: Any) -> Engine:
 
 
 def _call_of(job: Job[Any], engine: Any, params: Any) -> EngineCall | None:
-    """The turn of a request, now open; None if it is none, was tagged by hand, or cannot be one."""
+    """Open the turn of a request; None if it is none, was tagged by hand, or cannot be one."""
     if not hasattr(params, "extra_args") or {"job_id", "session_id"} & {*(params.extra_args or ())}:
         return None
     try:
@@ -201,7 +201,7 @@ def _tagging_async(original: Method, patch: Patch) -> Method:
 async def _followed(
     job: Job[Any], engine: Any, params: Any, send: Callable[[Any], AsyncGenerator[Any, None]]
 ) -> AsyncGenerator[Any, None]:
-    """The outputs of a request, which opens a turn when the first one is asked for."""
+    """Yield the outputs of a request, which opens a turn when the first one is asked for."""
     call = _call_of(job, engine, params)
     if call is not None:
         call.engine.loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ def _tagging_sync(original: Method, patch: Patch) -> Method:
 
 
 def _is_batch(prompts: Any) -> bool:
-    """Whether these are several prompts; the tokens of one are a list, too."""
+    """Return whether these are several prompts; the tokens of one are a list, too."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
         return False
     return len(prompts) != 1 and not all(isinstance(each, int) for each in prompts)

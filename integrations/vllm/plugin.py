@@ -177,7 +177,7 @@ def _create_config(engine_args: Any, policy: str, create: Callable[[], Any]) -> 
 
 
 def _with(engine_args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The additional configuration, with these settings as ours."""
+    """Return the additional configuration, with these settings as ours."""
     return {**engine_args.additional_config, CONFIG_KEY: settings}
 
 
@@ -219,7 +219,7 @@ class _KeepInEnvironment(Action):
 
 
 def policy_asked_for(engine_args: Any) -> str | None:
-    """Our policy that an engine is to run, by its flag or else by the environment; None: stock.
+    """Return our policy for an engine, by its flag or else by the environment; None: stock.
 
     Raises SetupError for a variable that names no policy; vLLM itself refuses a wrong flag.
     """
@@ -241,7 +241,7 @@ class _Choices(list[str]):
 
 
 def _given_settings(engine_args: Any) -> Any:
-    """The settings of `--additional-config`, else the JSON value of AGENTKV_SETTINGS, or None."""
+    """Return the settings of `--additional-config`, else of AGENTKV_SETTINGS, or None."""
     given, text = engine_args.additional_config.get(CONFIG_KEY), os.environ.get(SETTINGS_VARIABLE)
     if given is not None or not text:
         return given

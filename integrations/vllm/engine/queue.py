@@ -24,7 +24,7 @@ Entry = tuple[QueueRank, int, Request]
 
 
 class RankedQueue(RequestQueue):
-    """A heap of waiting requests for each client, by the rank of their job's turn.
+    """Keeps waiting requests in a heap for each client, by the rank of their job's turn.
 
     Next is the first request of a client: that of the best band, of these the one whose client has
     the best place, of these the one of the best rank. Requests without a job keep the order of
@@ -76,11 +76,11 @@ class RankedQueue(RequestQueue):
         self._push(request, rank)
 
     def order_of(self, request: Request) -> int:
-        """Arrival number of a request without a job, until `forget_order`."""
+        """Return the arrival number of a request without a job, until `forget_order`."""
         return self._orders.get(request, 0)
 
     def forget_order(self, request: Request) -> None:
-        """The request has left the engine."""
+        """Forget the number of a request that has left the engine."""
         self._orders.pop(request, None)
 
     def prepend_request(self, request: Request) -> None:
@@ -106,8 +106,7 @@ class RankedQueue(RequestQueue):
             self.rerank(request)
 
     def peek_request(self) -> Request:
-        """The request to serve next; stays the same until it is popped or removed. O(clients) on
-        average."""
+        """Return the request to serve next, the same until it is taken. O(clients) on average."""
         if self._latched is None:
             if not self._heaps:
                 raise IndexError("peek from an empty queue")
@@ -115,7 +114,7 @@ class RankedQueue(RequestQueue):
         return self._latched
 
     def _firsts(self) -> Iterator[tuple[int, ClientPlace, QueueRank, int, Request]]:
-        """The first request of each client, after what decides between them."""
+        """Yield the first request of each client, after what decides between them."""
         for client, heap in self._heaps.items():
             while not self._is_current(heap[0]):
                 heapq.heappop(heap)
@@ -173,15 +172,15 @@ class RankedQueue(RequestQueue):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests in the order of service. O(n log n)."""
+        """Yield all requests in the order of service. O(n log n)."""
         return iter(self._in_order())
 
     def __getitem__(self, index: int) -> Request:
-        """The request that is served after `index` others, as in stock's deque. O(n log n)."""
+        """Return the request that is served after `index` others, as a deque does. O(n log n)."""
         return self._in_order()[index]
 
     def _in_order(self) -> list[Request]:
-        """As if places stayed as they are now."""
+        """Yield the requests in the order in which they are served if no place changes."""
         places = {client: self._place_of(client) for client in self._heaps}
         keys = (
             (rank[0], places[self._client_of(request)], rank, version, request)

@@ -46,7 +46,7 @@ interpreter meanwhile; and how often it may be slow in all, or raise in a row.""
 
 
 def tags_of(request: Any) -> tuple[Tags, Sequence[TagError]]:
-    """The tags of a request, and errors of the fields that are wrong and passed over.
+    """Return the tags of a request, and errors of the fields that are wrong and passed over.
 
     Ids of jobs are those by which the engine knows the jobs of the request's client (`JobKey`).
     What an API server hands over (`checked_fields`) is trusted. A request that comes without one,
@@ -68,7 +68,7 @@ def tags_of(request: Any) -> tuple[Tags, Sequence[TagError]]:
 
 
 def checked_fields(request: Any, client: str) -> dict[str, Any]:
-    """The `vllm_xargs` that an API server hands over: the tags checked, and whose request it is."""
+    """Return the `vllm_xargs` that an API server hands over: checked tags, and the client."""
     fields = _fields(request)
     tags, _ = _checked(fields, request.session_id)
     others = {name: value for name, value in fields.items() if name not in _CHECKED}
@@ -76,7 +76,7 @@ def checked_fields(request: Any, client: str) -> dict[str, Any]:
 
 
 def _checked(fields: Mapping[str, Any], session_id: str | None) -> tuple[Tags, Sequence[TagError]]:
-    """Our own fields, then what other software sends, then vLLM's own session id."""
+    """Read our own fields, then what other software sends, then vLLM's own session id."""
     if not fields and not session_id:
         return NO_TAGS, ()
     passed_over: list[TagError] = []
@@ -89,7 +89,7 @@ def _checked(fields: Mapping[str, Any], session_id: str | None) -> tuple[Tags, S
 
 
 def arriving(request: Request, tags: Tags) -> ArrivingRequest:
-    """What a request says that enters the engine."""
+    """Read what retention must know of a request that enters the engine."""
     fields, token_ids, prompt = _fields(request), request.prompt_token_ids, None
     if token_ids is not None:
         keys = seam.cache_keys(request)
@@ -106,7 +106,7 @@ def arriving(request: Request, tags: Tags) -> ArrivingRequest:
 
 
 def client_of(request: Request) -> str:
-    """The client that the API server named; "" without an API server."""
+    """Return the client that the API server named; "" without an API server."""
     return str(_fields(request).get(CLIENT_FIELD, ""))
 
 
@@ -151,7 +151,7 @@ class ReplyDecoder:
 
 
 class ReplyParser:
-    """Asks the server's own parsers, by which its clients get tool calls, for those of a reply.
+    """Reads the tool calls of a reply with the server's own parsers, as its clients get them.
 
     They are of vLLM or a plugin, as `--tool-call-parser` and `--reasoning-parser` name them; loaded
     on the first call, in the thread that reads replies. There are no calls without such flags, and
@@ -168,7 +168,7 @@ class ReplyParser:
     def calls(
         self, token_ids: list[int], stop_token_id: int | None, sampling: SamplingParams
     ) -> Sequence[ToolCall]:
-        """The calls that a client gets of a reply. Takes milliseconds: for the background."""
+        """Return the calls that a client gets of a reply. Takes milliseconds."""
         if not self._is_on:
             return ()
         text = self._decoder(token_ids, skip_special_tokens=sampling.skip_special_tokens)
@@ -197,7 +197,7 @@ class ReplyParser:
 
     @cached_property
     def _parser(self) -> tuple[Any, Any]:
-        """The parser's class, and a request whose reply may call any tools."""
+        """Return the parser's class, and a request whose reply may call any tools."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.parser import ParserManager
         from vllm.tool_parsers import ToolParserManager

@@ -47,7 +47,7 @@ logger = init_logger(__name__)
 
 
 class RetainingScheduler(seam.SchedulerSeam):
-    """Keeps the KV of finished agent turns; requests without a `job_id` are scheduled as stock.
+    """Keeps the KV of finished agent turns; schedules requests without a `job_id` as stock does.
 
     For engines without async scheduling, as on the CPU. It is the `Host` of its `retention`.
     """
@@ -115,31 +115,31 @@ class RetainingScheduler(seam.SchedulerSeam):
         return time.monotonic()
 
     def num_steps(self, output: SchedulerOutput) -> int:
-        """Steps of the model that an output stands for."""
+        """Return for how many steps of the model an output stands."""
         return 1
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of tokens, special ones included. Called in the background thread,
-        if it runs, and for a few tokens of an arriving prompt in the engine's."""
+        """Return the text of tokens, special ones included. Called in the background thread, if
+        it runs, and for a few tokens of an arriving prompt in the engine's."""
         return self._decoder(token_ids)
 
     def make_policy(self, settings: Settings, pool_tokens: int) -> Policy:
-        """The rules; a study overrides it to leave some of them out."""
+        """Return the rules; a study overrides it to leave some of them out."""
         return make_policy(settings, pool_tokens)
 
     # What retention asks of its host, besides `pool`, `clock` and the seam's `free_blocks`
 
     def running_tokens(self) -> Iterator[tuple[str, int]]:
-        """The running requests, each with the tokens that it has in the cache."""
+        """Yield the running requests, each with the tokens that it has in the cache."""
         for request in self.running:
             yield request.request_id, request.num_computed_tokens
 
     def tier_key(self, block_hashes: Sequence[Any]) -> Any:
-        """By which vLLM's CPU offloading knows the end of a context; None without it."""
+        """Return the key of a context's end in vLLM's CPU offloading; None without it."""
         return None if self._tier is None else self._tier.key_of(block_hashes)
 
     def is_in_tier(self, tier_key: Any) -> bool:
-        """Whether that KV is in the tier, ready to be loaded."""
+        """Return whether that KV is in the tier, ready to be loaded."""
         return self._tier is not None and self._tier.has(tier_key)
 
     def rank_changed(self, job_id: str | None) -> None:
@@ -355,13 +355,13 @@ class RetainingScheduler(seam.SchedulerSeam):
     # The idle engine, and its statistics
 
     def attach(self, engine: Any) -> None:
-        """Called once by the engine that runs this scheduler in its busy loop."""
+        """Take the engine that runs this scheduler in its busy loop; called once."""
         self._waker.attach(engine)
         self.retention.start()
         self.watchers.start()
 
     def has_requests(self) -> bool:
-        """Whether the engine has work; an idle one asks whenever it wakes, and does nothing else.
+        """Return whether the engine has work; an idle one asks whenever it wakes.
 
         So pins that a wake-up was for expire here, and new gauges are sent.
         """
@@ -399,11 +399,11 @@ class RetainingScheduler(seam.SchedulerSeam):
         return self.gauges.payload()
 
     def usage(self) -> float:
-        """Share of the pool that is not free, as vLLM itself counts it."""
+        """Return the share of the pool that is not free, as vLLM itself counts it."""
         return 1 - self.num_free_blocks() / max(self.pool.num_blocks, 1)
 
     def memory_use(self) -> tuple[float, float]:
-        """Tokens of KV that running requests hold, and the share of the pool that pins hold."""
+        """Return the tokens of KV of running requests, and the share of the pool that pins hold."""
         idle_share = self.retention.pins.num_blocks / max(self.pool.num_blocks, 1)
         return (self.usage() - idle_share) * self.pool.num_tokens, idle_share
 
@@ -414,11 +414,11 @@ class RetainingScheduler(seam.SchedulerSeam):
 
 
 class AsyncRetainingScheduler(RetainingScheduler, AsyncScheduler):
-    """For engines with async scheduling (the default on CUDA)."""
+    """Does the same for engines with asynchronous scheduling (the default on CUDA)."""
 
 
 def make_scheduler(*, vllm_config: Any, **kwargs: Any) -> Scheduler:
-    """The `scheduler_cls` that the plugin gives to vLLM: builds the sync or the async class.
+    """Build the scheduler, sync or async; the plugin names this function as vLLM's `scheduler_cls`.
 
     Source: EngineCore.__init__ (vllm/v1/engine/core.py:161), which only calls it.
     """

@@ -184,7 +184,7 @@ class SchedulerSeam(Scheduler):
         reserved_blocks: int = 0,
         **kwargs: Any,
     ) -> int:
-        """Blocks that an allocation lacks which has just failed; at least 1.
+        """Count the blocks that an allocation lacks which has just failed; at least 1.
 
         Lets it fail once more and records the arguments of
         KVCacheCoordinator.get_num_blocks_to_allocate (kv_cache_coordinator.py:190), which counts
@@ -217,7 +217,7 @@ class SchedulerSeam(Scheduler):
         return max(1, num_blocks - self.num_free_blocks())
 
     def blocks_of_those_behind(self, request: Request) -> int:
-        """Blocks that the running requests behind a running one will need in this step.
+        """Count the blocks that the running requests behind a running one will need in this step.
 
         S:659 serves `running` in order; a decoding request needs a block once its last one is full.
         Ignores prefills and speculative tokens.
@@ -226,34 +226,34 @@ class SchedulerSeam(Scheduler):
         return sum(other.num_computed_tokens % self.block_size == 0 for other in behind)
 
     def may_start(self, request: Request, num_shared: int) -> bool:
-        """Whether a waiting request may have blocks; asked before it gets any. Others hold the
-        first `num_shared` of its prompt."""
+        """Return whether a waiting request may have blocks; asked before it gets any. Others
+        hold the first `num_shared` of its prompt."""
         return True
 
     def has_started(self, request: Request, num_loaded: int) -> None:
-        """A waiting request has its blocks, into which a KV connector starts to load `num_loaded`
-        tokens; told before the others of the same step are asked about."""
+        """Note that a waiting request has its blocks, before others of the step are asked about;
+        a KV connector loads `num_loaded` tokens."""
 
     def free_memory_for(self, request: Request, missing_blocks: int) -> Iterator[None]:
         """Free memory for an allocation that failed: yield after each part, for a retry."""
         return iter(())
 
     def will_hold(self, request: Request) -> bool:
-        """Whether a request's blocks may stay pinned when it has finished."""
+        """Return whether a request's blocks may stay pinned when it has finished."""
         return False
 
     def wants_blocks_kept(self, request: Request, hit_tokens: int) -> bool:
-        """Whether the blocks by which `hit_tokens` of a finished request can be hit stay pinned."""
+        """Return whether blocks by which `hit_tokens` of a request can be hit stay pinned."""
         return False
 
     def request_ended(
         self, request: Request, blocks: Sequence[Any], fence: int, hit_tokens: int
     ) -> None:
-        """A request has left the engine. It keeps `blocks`, reusable after step `fence`; a prefix
-        hit finds `hit_tokens` of it."""
+        """Note that a request has left the engine. It keeps `blocks`, reusable after step
+        `fence`; a prefix hit finds `hit_tokens` of it."""
 
     def request_preempted(self, request: Request) -> None:
-        """A running request has lost its blocks and waits again."""
+        """Note that a running request has lost its blocks and waits again."""
 
     def _free_blocks(self, request: Request) -> None:
         """Scheduler._free_blocks (S:2746), except that a pinned turn keeps what can be hit: its
@@ -283,8 +283,9 @@ class SchedulerSeam(Scheduler):
 
     @guarded(((), 0))
     def _what_can_be_hit(self, request: Request, num_tokens: int) -> tuple[list[Any], int]:
-        """Blocks of all groups by which a prefix hit finds a request's first `num_tokens`, and how
-        many of them it finds (kv_cache_coordinator.py:796). O(blocks), once or twice a request.
+        """Return the blocks of all groups by which a prefix hit finds a request's first
+        `num_tokens`, and how many of them it finds (kv_cache_coordinator.py:796). O(blocks), once
+        or twice a request.
 
         With EAGLE full attention has to find a block more than it returns.
         """
@@ -302,7 +303,7 @@ class SchedulerSeam(Scheduler):
 
     @guarded(None)
     def _hold_prompt_end(self, request: Request, num_tokens: int, kwargs: dict[str, Any]) -> None:
-        """Once a prompt's last tokens are computed, hold what is in the cache of its end."""
+        """Keep what is in the cache of a prompt's end once its last tokens are computed."""
         given = ("num_new_computed_tokens", "num_external_computed_tokens")
         end = request.num_computed_tokens + num_tokens + sum(kwargs.get(name, 0) for name in given)
         if end >= request.num_prompt_tokens and self.will_hold(request):
@@ -312,13 +313,13 @@ class SchedulerSeam(Scheduler):
             self.prompt_ends[request.request_id] = found
 
     def let_go_of_prompt_end(self, request_id: str) -> None:
-        """Hold the end of a request's prompt no longer, if it is held."""
+        """Give back the end of a request's prompt, if it is kept."""
         if self.prompt_ends and (blocks := self.prompt_ends.pop(request_id, None)) is not None:
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
 
     def give_up_prompt_ends(self, request: Request) -> Iterator[None]:
-        """Free what is held of other requests' prompts alone, the newest first; yield after each,
-        rather than that a running request is preempted."""
+        """Free what is kept of other requests' prompts alone, the newest first; yield after
+        each, rather than preempt a running request."""
         for request_id, blocks in reversed(list(self.prompt_ends.items())):
             if request_id != request.request_id and num_held_once(blocks):
                 self.let_go_of_prompt_end(request_id)
@@ -339,7 +340,7 @@ class SchedulerSeam(Scheduler):
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
 
     def is_freeable(self, fence: int) -> bool:
-        """Whether blocks with this fence become free memory at once."""
+        """Return whether blocks with this fence become free memory at once."""
         return fence <= self.processed_step_seq
 
     def tokens_per_hash(self) -> int:
@@ -350,7 +351,7 @@ class SchedulerSeam(Scheduler):
         return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def num_cached_blocks(self) -> int:
-        """Blocks that a prefix hit can find, in use or free; equal ones count once."""
+        """Count the blocks that a prefix hit can find, in use or free; equal ones count once."""
         return len(self.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
     def num_blocks(self) -> int:
@@ -373,13 +374,13 @@ class SchedulerSeam(Scheduler):
 
 
 def num_held_once(blocks: Sequence[Any]) -> int:
-    """Blocks that no other request holds: freeing them frees memory."""
+    """Count the blocks that no other request holds: freeing them frees memory."""
     return len([block for block in blocks if block.ref_cnt == 1])
 
 
 @guarded(0)
 def num_held(hit: KVCacheBlocks | None) -> int:
-    """Blocks of a prefix hit that others hold, the rest being free memory; 0 with several groups.
+    """Count the blocks of a prefix hit that others hold, not free memory; 0 with several groups.
 
     O(log blocks): who holds a block of a prefix holds those before it.
     """
@@ -388,8 +389,8 @@ def num_held(hit: KVCacheBlocks | None) -> int:
 
 
 def cache_groups(scheduler: Scheduler) -> tuple[tuple[int, int | None], ...]:
-    """Tokens of a block of each KV cache group, and the most blocks that a prefix hit takes of it;
-    None where that grows with the prefix. More than one group where layers differ."""
+    """Return the tokens of a block of each KV cache group, and the most blocks that a prefix hit
+    takes of it; None where that grows with the prefix. More than one group where layers differ."""
     return tuple(
         (int(manager.block_size), _most_blocks(manager.kv_cache_spec))
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -408,7 +409,7 @@ def _most_blocks(spec: Any) -> int | None:
 
 
 def hit_tokens(scheduler: Scheduler) -> int:
-    """Tokens of which every prefix hit has a multiple (kv_cache_coordinator.py:699)."""
+    """Return the tokens of which every prefix hit has a multiple (kv_cache_coordinator.py:699)."""
     coordinator = scheduler.kv_cache_manager.coordinator
     if getattr(coordinator, "enable_partial_hash_hits", False):
         return int(scheduler.kv_cache_manager.block_pool.hash_block_size)
@@ -467,7 +468,7 @@ class OffloadingTier:
             return None
 
     def key_of(self, block_hashes: Sequence[Any]) -> Any:
-        """By which it knows the last full chunk of these blocks (offloading/scheduler.py:420)."""
+        """Return the key of the last full chunk of these blocks (offloading/scheduler.py:420)."""
         per_chunk = self._group.hashes_per_chunk
         num_hashes = len(block_hashes) // per_chunk * per_chunk
         if not num_hashes:
@@ -475,7 +476,7 @@ class OffloadingTier:
         return self._base.make_offload_key(block_hashes[num_hashes - 1], self._group.group_idx)
 
     def has(self, key: Any) -> bool:
-        """Whether that chunk can be loaded."""
+        """Return whether that chunk can be loaded."""
         found = self._manager.lookup(key, self._base.ReqContext(req_id=""))
         return bool(found is self._base.LookupResult.HIT)
 
@@ -485,7 +486,7 @@ def _kinds(owner: Any, attribute: str) -> Sequence[type]:
 
 
 def num_computed_tokens(request: Request) -> int:
-    """Tokens of a finished request whose KV is in the cache; the last sampled one never is."""
+    """Count a finished request's tokens whose KV is in the cache; the last sampled never is."""
     computed = request.num_computed_tokens - request.num_output_placeholders
     return max(0, min(computed, request.num_tokens - 1))
 
@@ -512,7 +513,7 @@ def was_left(request: Request) -> bool:
 
 
 def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | None]:
-    """The last tokens of a request's reply, and apart from them the token that stopped it.
+    """Return the last tokens of a request's reply, and apart from them the token that stopped it.
 
     The same two fields stop it in check_stop (vllm/v1/core/sched/utils.py:104).
     """
@@ -526,7 +527,7 @@ def end_of_reply(request: Request, max_tokens: int) -> tuple[list[int], int | No
 
 
 def engine_number(vllm_config: Any) -> int:
-    """Which of several data-parallel engines this is, from 0 (vllm/config/parallel.py:439)."""
+    """Return the number of a data-parallel engine, from 0 (vllm/config/parallel.py:439)."""
     return int(vllm_config.parallel_config.data_parallel_index)
 
 
@@ -536,8 +537,8 @@ def is_first_come_first_served(scheduler: Scheduler) -> bool:
 
 
 def cache_keys(request: Request) -> tuple[object, object]:
-    """What the request's block hashes contain apart from tokens, as far as a client chooses it: its
-    LoRA and its salt (kv_cache_utils.py:578)."""
+    """Return what the request's block hashes contain apart from tokens, as far as a client
+    chooses it: its LoRA and its salt (kv_cache_utils.py:578)."""
     return request.lora_request and request.lora_request.lora_name, request.cache_salt
 
 
@@ -551,7 +552,7 @@ def is_preempted(request: Request) -> bool:
 
 
 def admitted_ids(output: SchedulerOutput) -> list[str]:
-    """Requests that run from this step on: new ones, and those preempted before.
+    """Return the requests that run from this step on: new ones, and those preempted before.
 
     Read from the model runner's input, not from the waiting queue: a request whose KV a connector
     has loaded comes from another queue (S:915 `kv_holding_waiting`).

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EngineClock:
-    """Seconds that pass only while the engine is not paused."""
+    """Counts seconds, but for those in which the engine is paused."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -36,7 +36,7 @@ class EngineClock:
         return self._monotonic() - self._behind_s if stopped_s is None else stopped_s
 
     def stop(self) -> None:
-        """Stand still from now on, if it does not yet."""
+        """Stand still from now on, unless it does already."""
         self._stopped_s = self()
 
     def go_on(self) -> None:
@@ -45,12 +45,12 @@ class EngineClock:
         self._stopped_s = None
 
     def on_monotonic(self, time_s: float) -> float | None:
-        """When it will be that time, on `monotonic`; None while it stands still."""
+        """Return when it will be that time, on `monotonic`; None while it stands still."""
         return time_s + self._behind_s if self._stopped_s is None else None
 
 
 class ExpiryTimer:
-    """A daemon thread that calls `wake` once the earliest deadline has passed.
+    """Calls `wake` in a daemon thread once the earliest deadline has passed.
 
     Deadlines are seconds on `time.monotonic`. `set_deadline` takes a lock that is never held
     while waiting or waking, so the engine's main thread is not held up.
@@ -81,7 +81,7 @@ class ExpiryTimer:
 
 
 class EngineWaker:
-    """The scheduler's way to its engine's busy loop.
+    """Wakes the busy loop of the scheduler's engine.
 
     Without an engine, as in the simulator and in most tests, it does nothing.
     """
@@ -134,7 +134,7 @@ class StepTimer:
         self._processed_s = 0.0
 
     def step_scheduled(self, output: SchedulerOutput, requests: dict[str, Request]) -> None:
-        """A step begins; one that computes nothing is ignored. O(requests in their prefill)."""
+        """Note that a step begins, unless it computes nothing. O(requests in their prefill)."""
         if not output.total_num_scheduled_tokens:
             return
         for request_id in seam.admitted_ids(output):
@@ -156,7 +156,7 @@ class StepTimer:
         self._under_way[id(output)] = (step, scheduler.monotonic(), prefilled)
 
     def step_processed(self, output: SchedulerOutput) -> None:
-        """A step's outputs have been processed: learn from its duration."""
+        """Learn from the duration of a step whose outputs have been processed."""
         now_s = self._scheduler.monotonic()
         step, began_s, prefilled = self._under_way.pop(id(output), (None, 0.0, []))
         if step is not None:

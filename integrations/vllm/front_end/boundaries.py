@@ -49,7 +49,7 @@ class Boundaries:
     ids: dict[str, int]
 
     def cuts(self, text: str, min_chars: int) -> list[Cut]:
-        """Where `text` is cut into parts of at least `min_chars`; the last may be shorter.
+        """Return where `text` is cut into parts of at least `min_chars`; the last may be shorter.
 
         No special token here overlaps another or itself, so that a search which begins anywhere
         finds only what the tokenizer finds as well.
@@ -64,7 +64,7 @@ class Boundaries:
 
 
 def find_boundaries(tokenizer: Any) -> Boundaries | None:
-    """The special tokens that cut every text, or None if this tokenizer has none.
+    """Return the special tokens that cut every text, or None if this tokenizer has none.
 
     Takes a fast tokenizer of transformers. A token that strips or asks for blanks or word ends
     next to it, that is looked for after normalisation, or that another one may overlap, is none.
@@ -90,7 +90,7 @@ def find_boundaries(tokenizer: Any) -> Boundaries | None:
 
 
 def _overlapped(texts: Sequence[str]) -> set[str]:
-    """Those of the texts that are inside another one, or begin with the end of one.
+    """Return the texts that are inside another one, or begin with the end of one.
 
     Such a text may stand in a prompt without being found there: what overlaps it was found first.
     """
@@ -112,7 +112,7 @@ def _overlapped(texts: Sequence[str]) -> set[str]:
 
 
 def _pattern_of(texts: Iterable[str]) -> str:
-    """A regular expression for exactly these texts, none of which is the beginning of another."""
+    """Return a regular expression for exactly these texts, of which none begins another."""
     following: dict[str, list[str]] = {}
     for text in texts:
         if text:

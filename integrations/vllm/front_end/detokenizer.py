@@ -37,7 +37,7 @@ class PromptTails:
         self.is_on = _is_local(self._rust.decoder) and self._decodes_the_same()
 
     def tail_of(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> list[int] | None:
-        """The end of a prompt after which every reply has the same text; None: take it all."""
+        """Return the end of a prompt after which every reply has the same text; None: all of it."""
         last = len(prompt_ids) - MIN_TAIL_TOKENS
         for start in range(last, max(0, last - MAX_TAIL_TOKENS), -1):
             if self._begins_a_text(prompt_ids[start]):
@@ -47,7 +47,7 @@ class PromptTails:
         return None
 
     def _begins_a_text(self, token_id: int) -> bool:
-        """Whether a token is ASCII letters or digits, after which nothing decodes otherwise."""
+        """Return whether a token is ASCII letters or digits, which decode alike after all texts."""
         known = self._is_clean.get(token_id)
         if known is None:
             piece = self._rust.id_to_token(token_id)
@@ -87,7 +87,7 @@ class PromptTails:
 
 
 def _step(stream: Any, rust: Any, token_id: int) -> str | None:
-    """The stream's next text, or the beginning of its complaint."""
+    """Return the stream's next text, or the beginning of its complaint."""
     try:
         text: str | None = stream.step(rust, token_id)
     except Exception as error:  # the library raises bare ones, which vLLM tells by their beginning
@@ -96,7 +96,7 @@ def _step(stream: Any, rust: Any, token_id: int) -> str | None:
 
 
 def _is_local(decoder: Any) -> bool:
-    """Whether each token's text hangs on its neighbours only, by the decoder's own description."""
+    """Return whether each token's text depends on its neighbours only, by the decoder's words."""
     try:
         described = json.loads(decoder.__getstate__())
     except (TypeError, ValueError, AttributeError):  # no decoder, or one of another library

@@ -42,7 +42,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class PartStore:
-    """The ids of parts by a hash of their text, in `max_bytes`; those used longest ago go first.
+    """Keeps the ids of parts by a hash of their text, in `max_bytes`; the oldest used go first.
 
     No text is kept. A part is found only by the owner that brought it.
     """
@@ -55,7 +55,7 @@ class PartStore:
         self._secret = secrets.token_bytes(16)
 
     def keys_of(self, owner: str, parts: Sequence[str]) -> list[bytes]:
-        """The key of each part of an owner's text; the first of a text is unlike all others."""
+        """Return the key of each part of an owner's text; the first is unlike all others."""
         secret = hashlib.blake2b(owner.encode(), key=self._secret).digest()
         blake2b = hashlib.blake2b
         keys = [
@@ -65,7 +65,7 @@ class PartStore:
         return [b"first" + keys[0], *keys[1:]]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The ids of each part, as 32-bit numbers; None where they are not known."""
+        """Return the ids of each part, as 32-bit numbers; None where they are not known."""
         parts, found = self._parts, []
         with self._lock:
             for key in keys:
@@ -116,7 +116,7 @@ class _CutText:
         return [0, *(cut.at for cut in self.cuts), len(self.text)]
 
     def num_chars(self, known: Sequence[bytes | None]) -> int:
-        """Characters of the parts whose ids are known."""
+        """Count the characters of the parts whose ids are known."""
         places = itertools.pairwise(self.starts())
         return sum(end - start for (start, end), ids in zip(places, known, strict=True) if ids)
 
@@ -203,7 +203,7 @@ class PromptEncoder:
     def _put_together(
         self, cutting: _CutText, known: list[bytes | None], options: Mapping[str, Any]
     ) -> list[int]:
-        """The ids of all parts; those not known are encoded, each run of them at once."""
+        """Return the ids of all parts; those not known are encoded, each run of them at once."""
         starts, num_known = cutting.starts(), 0
         number = 0
         while number < len(known):
@@ -234,7 +234,7 @@ class PromptEncoder:
     def _encode_parts(
         self, cutting: _CutText, first: int, end: int, options: Mapping[str, Any]
     ) -> list[bytes]:
-        """The ids of the parts from `first` to before `end`, encoded as one text."""
+        """Return the ids of the parts from `first` to before `end`, encoded as one text."""
         starts = cutting.starts()
         text = cutting.text[starts[first] : starts[end]]
         encoding = self._whole(text, {**options, "add_special_tokens": False})
@@ -243,7 +243,7 @@ class PromptEncoder:
         return self._split(encoding, cuts, 0)
 
     def _split(self, encoding: Any, cuts: Sequence[Cut], num_before: int) -> list[bytes]:
-        """The ids of an encoded text by its parts, found by where each token stands in the text.
+        """Split the ids of an encoded text by its parts, by where each token stands in the text.
 
         Leaves out `num_before` tokens that stand for no text. Raises MismatchError unless each part
         begins with the token that its text begins with.
@@ -305,7 +305,7 @@ class PromptEncoder:
             raise MismatchError(str(error)) from None
 
     def _learn_beginnings(self) -> dict[bool, list[int]]:
-        """The ids that the tokenizer puts before a text, without and with special tokens.
+        """Learn the ids that the tokenizer puts before a text, without and with special tokens.
 
         The second is missing where it puts some behind it, too, or does either only at times.
         """

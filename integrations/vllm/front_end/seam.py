@@ -149,7 +149,7 @@ class FrontEnd:
         )
 
     def _ready_encoder(self) -> PromptEncoder | None:
-        """The encoder, tried on the first prompt: vLLM's own warm-up, before a server is ready."""
+        """Return the encoder, tried on vLLM's own warm-up prompt, before a server is ready."""
         if not self._is_tried:
             self._is_tried = True
             self._encoder, error = _attempt(self._make_encoder)
@@ -187,7 +187,7 @@ class FrontEnd:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a call answers, or the error that it raised: none of ours may end a request."""
+    """Return what a call answers, or the error that it raised: none of ours may end a request."""
     try:
         return call(), None
     except Exception as error:  # the only broad one of the front end
@@ -195,7 +195,7 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _with_salt(render: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the encoding of a request know its `cache_salt` (R:1128, R:1190)."""
+    """Pass a request's `cache_salt` to its encoding (R:1128, R:1190)."""
 
     @functools.wraps(render)
     async def render_with_salt(*args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def _report(reason: str) -> None:
 
 @functools.cache
 def _counted() -> Callable[[str, int], None]:
-    """The series of this process; prometheus_client registers a name once."""
+    """Return the series of this process; prometheus_client registers a name once."""
     tokens = Counter(
         "agentkv:front_end_tokens", "Prompt tokens by where their ids are from.", ["source"]
     )
