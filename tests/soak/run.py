@@ -1,11 +1,12 @@
 """Soaks a real server: random jobs on scarce memory for hours, clients killed and others started.
 
 `make soak HOURS=4`, or `python -m tests.soak.run --hours .2`; `--policy fcfs` is stock, to compare
-with. Clients have three keys; meanwhile prefix caches are reset, weights updated and the event log
-is rotated, and memory, threads and file descriptors of every server process are read. Every five
-minutes all clients go: then only pins may use blocks. At the end the server must be as empty as at
-its start: no pin, no block in use, the prefix cache resets. The last line is one JSON document;
-exit status 1 if any of that does not hold, memory grows, or the log has an error.
+with under the same `--seed`. Clients have three keys; meanwhile prefix caches are reset, weights
+updated and the event log is rotated, and memory, threads and file descriptors of every server
+process are read. Every five minutes all clients go: then only pins may use blocks. At the end the
+server must be as empty as at its start: no pin, no block in use, the prefix cache resets. Then
+SIGTERM comes while clients stream. The last line is one JSON document; exit status 1 if any of that
+does not hold, memory grows, or the log has an error.
 
 What still grows may be a store on its way to its bound. The longest keep 20,000 jobs: they are
 filled first, by as many jobs of one token.
@@ -40,7 +41,6 @@ from agentkv.server.process import ServerProcess
 from tests.soak.traffic import KEYS
 from tests.tiny_model import make_tiny_model
 
-NUM_CLIENTS = 6
 RESTART_S = 30.0
 """A client is killed and another one started this often, on average."""
 SAMPLE_S = 5.0
@@ -61,6 +61,7 @@ MAX_MORE = 4
 FILL_JOBS = 22_000
 """Jobs of one token that fill the stores before anything is measured."""
 QUIET_EVERY_S = 300.0
+MAX_END_S = 60.0
 EMPTY_S = 400.0
 """All pins have ended by then: the longest TTL is 300 s."""
 SETTINGS = {
@@ -201,8 +202,12 @@ class Operator:
 class Clients:
     """Processes of `traffic`, one of which is killed from time to time."""
 
-    def __init__(self, base_url: str, policy: str, log_path: Path) -> None:
+    def __init__(
+        self, base_url: str, policy: str, log_path: Path, *, number: int = 6, seed: int = 0
+    ) -> None:
         self._base_url = base_url
+        self._number = number
+        self._seed = 1000 * seed
         self._policy = policy
         self._log = log_path.open("wb")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -210,13 +215,13 @@ class Clients:
         self.num_failed = 0
 
     def keep_up(self) -> None:
-        """Start clients until there are NUM_CLIENTS; count those that ended by themselves."""
+        """Start clients until all run; count those that ended by themselves."""
         alive = [process for process in self._processes if process.poll() is None]
         self.num_failed += len(self._processes) - len(alive)
         self._processes = alive
-        while len(self._processes) < NUM_CLIENTS:
+        while len(self._processes) < self._number:
             command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, self._policy]
-            command += [str(self.num_started), KEYS[self.num_started % len(KEYS)]]
+            command += [str(self._seed + self.num_started), KEYS[self.num_started % len(KEYS)]]
             started = subprocess.Popen(command, stdout=self._log, stderr=self._log)
             self._processes.append(started)
             self.num_started += 1
@@ -229,10 +234,6 @@ class Clients:
     def kill_all(self) -> None:
         while self._processes:
             self.kill_one()
-
-    def stop(self) -> None:
-        self.kill_all()
-        self._log.close()
 
 
 def series(server: ServerProcess, name: str) -> float:
@@ -305,34 +306,49 @@ def play(
         time.sleep(SAMPLE_S)
         watch.sample()
         operator.act(SAMPLE_S)
-        if time.monotonic() > quiet_s and server.policy != "fcfs":
+        if time.monotonic() > quiet_s:
             clients.kill_all()
             operator.counts["quiet"] += 1
-            if not until(lambda: _only_pins_use_blocks(stats(server)), 120.0):
-                broken.append(str(stats(server)))
+            if not until(lambda: is_quiet(server) and _only_pins_use_blocks(server), 120.0):
+                broken.append(f"{operator.counts} has more than pins")
             quiet_s = time.monotonic() + QUIET_EVERY_S
     return broken
 
 
-def _only_pins_use_blocks(found: Mapping[str, Any]) -> bool:
-    is_idle = not found["num_running"] and not found["num_waiting"]
-    return is_idle and bool(found["used_blocks"] == found["pinned_blocks"])
+def _only_pins_use_blocks(server: ServerProcess) -> bool:
+    if server.policy == "fcfs":
+        return True
+    found = stats(server)
+    return bool(found["used_blocks"] == found["pinned_blocks"])
 
 
-def soak(server: ServerProcess, hours: float, folder: Path, num_fill: int) -> dict[str, Any]:
+def seconds_to_end(server: ServerProcess, clients: Clients) -> float:
+    """Send SIGTERM while clients stream; the seconds until no process of the server is left."""
+    clients.keep_up()
+    until(lambda: series(server, "vllm:num_requests_running") > 1, START_S)
+    root = psutil.Process(server.pid)
+    processes, began_s = [root, *root.children(recursive=True)], time.monotonic()
+    root.terminate()
+    psutil.wait_procs(processes, timeout=MAX_END_S)
+    return round(time.monotonic() - began_s, 1)
+
+
+def soak(
+    server: ServerProcess, hours: float, folder: Path, num_fill: int, clients: Clients
+) -> dict[str, Any]:
     """Run it; what was seen, with the broken promises under `broken`."""
     policy = server.policy
     fill(server, num_fill)
     event_log = folder / "record" / "scheduler_timestamps.jsonl"
     with ExitStack() as stack:
         assert server.pid is not None
-        watch, clients = Watch(server.pid), Clients(server.base_url, policy, folder / "clients.log")
-        stack.callback(clients.stop)
+        watch = Watch(server.pid)
+        stack.callback(clients.kill_all)
         clients.keep_up()
         until(lambda: series(server, "vllm:request_success_total") > 0, START_S)
         operator = Operator(server, event_log)
         quiet = play(server, hours, watch, clients, operator)
-        clients.stop()
+        clients.kill_all()
         is_idle = until(lambda: is_quiet(server), 120.0)
         is_unpinned = until(lambda: series(server, "agentkv:pinned_blocks") == 0, EMPTY_S)
         is_unused = until(lambda: series(server, "vllm:kv_cache_usage_perc") == 0, 30.0)
@@ -400,7 +416,10 @@ def main() -> int:
     )
     parser.add_argument("--fill", type=int, default=FILL_JOBS, metavar="JOBS")
     parser.add_argument("--api-servers", type=int, default=1, metavar="N")
+    parser.add_argument("--clients", type=int, default=6, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    random.seed(options.seed)
     with tempfile.TemporaryDirectory(prefix="agentkv-soak-") as name:
         folder = Path(name)
         (folder / "tiny").mkdir()
@@ -414,7 +433,18 @@ def main() -> int:
             log_path=folder / "server.log",
             environment=ENVIRONMENT,
         ) as server:
-            report = soak(server, options.hours, folder, options.fill)
+            clients = Clients(
+                server.base_url,
+                options.policy,
+                folder / "clients.log",
+                number=options.clients,
+                seed=options.seed,
+            )
+            report = soak(server, options.hours, folder, options.fill, clients)
+            report["seconds_to_end"] = seconds_to_end(server, clients)
+            if report["seconds_to_end"] >= MAX_END_S:
+                report["broken"].append("SIGTERM ends it")
+            clients.kill_all()
         if report["broken"]:
             print((folder / "clients.log").read_text(errors="replace")[-3000:])
     print(json.dumps(report))

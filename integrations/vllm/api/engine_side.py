@@ -99,7 +99,7 @@ def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
 
 def job_keys(scheduler: RetainingScheduler, client: str | None, start: int, most: int) -> list[str]:
     """Return `most` keys of this client's jobs, or of all, the last active first."""
-    own = scheduler.retention.jobs.latest(client)
+    own = reversed(scheduler.retention.jobs.of(client).values())
     return [str(job.job_id) for job in islice(own, start, start + most)]
 
 

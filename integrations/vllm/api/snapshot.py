@@ -58,7 +58,7 @@ def live(
         described.append(
             {
                 "keys": [str(job.job_id) for job in jobs],
-                "num_jobs": retention.jobs.num_of(client),
+                "num_jobs": len(retention.jobs.of(client)),
                 "pinned_by_others": max(0, pins.num_blocks - num_own),
                 "events": [_shown(scheduler, key, name(key), event) for key, event in events],
                 "events_left_out": num_left_out,
@@ -99,7 +99,7 @@ def _jobs_of(scheduler: RetainingScheduler, client: str | None, num_views: int) 
     turns = islice(jobs.turns.values(), MAX_SCANNED // num_views)
     live = (turn.job for turn in turns if client is None or turn.job.client == client)
     found: dict[str, Job] = {}
-    for job in chain(live, jobs.latest(client)):
+    for job in chain(live, reversed(jobs.of(client).values())):
         if jobs.get(job.job_id) is job:
             found[job.job_id] = job
         if len(found) == most:

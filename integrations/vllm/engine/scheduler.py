@@ -408,7 +408,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         return (self.usage() - idle_share) * self.pool.num_tokens, idle_share
 
     def shutdown(self) -> None:
-        self.retention.close()
         self.watchers.close()
         super().shutdown()
 

@@ -53,9 +53,8 @@ class BackgroundWorker:
         self._lines: OrderedDict[str | None, _ClientTasks] = OrderedDict()
         """Of clients with a task, the one whose turn is next first."""
         self._num_waiting = 0
-        self._is_busy = False
         self._changed = threading.Condition()
-        """Held to look at the four above, for microseconds."""
+        """Held to look at the two above, for microseconds."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -95,18 +94,13 @@ class BackgroundWorker:
                 line = self._lines[most]
                 _, dropped = (line.later or line.soon).pop()
                 self._taken_from(most)
-            self._changed.notify_all()
+            self._changed.notify()
         dropped()
 
     def _taken_from(self, client: str | None) -> None:
         self._num_waiting -= 1
         if not self._lines[client]:
             del self._lines[client]
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait until no task is left, for `timeout_s` at most."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._lines or self._is_busy), timeout_s)
 
     def _run(self) -> None:
         while True:
@@ -116,8 +110,4 @@ class BackgroundWorker:
                 task, _ = (line.soon or line.later).popleft()
                 self._lines.move_to_end(client)
                 self._taken_from(client)
-                self._is_busy = True
             self._guard(task)
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,10 @@ from agentkv.durations.prediction import AnyDistribution, Prediction, prediction
 from agentkv.durations.windows import DurationWindow
 from agentkv.events import IdShared
 from agentkv.policies.jobs import START_TOKENS, Context, Job, Prompt
+from agentkv.protocol import JobKey
 from agentkv.watchers import EventStream
 
-from .jobs import JobTable
+from .jobs import FairStore, JobTable
 from .pins import PinTable
 from .predictor import Decode
 
@@ -50,7 +51,7 @@ MAX_ENDED, ENDED_LEASE_S = 4096, 300.0
 """Finished requests of no job that are remembered, and for how long: 2.8 KiB each
 (mean of 500, prompts of 1,000 tokens)."""
 MAX_SIBLINGS = 128
-"""Open turns remembered of prompts that are equal up to their last full block."""
+"""Open turns of a client remembered of prompts that are equal up to their last full block."""
 GAPS_KEPT, MIN_GAPS = 128, 8
 """Gaps of a kind that are kept, and with which a hold's length follows from them."""
 MAX_OTHERS = 64
@@ -237,7 +238,7 @@ class OpenTurn:
 
 
 class OpenTurns:
-    """The open turns of one engine, at most one a job; the oldest first.
+    """The open turns of one engine, at most one a job.
 
     Those of jobs are kept apart from those of requests that may have opened one, of which any
     traffic leaves many.
@@ -245,44 +246,49 @@ class OpenTurns:
 
     def __init__(self, block_tokens: int, *, max_jobs: int, lease_s: float) -> None:
         self._block_tokens = block_tokens
-        self._max_jobs = max_jobs
         self._lease_s = lease_s
-        self._of_jobs: OrderedDict[str, OpenTurn] = OrderedDict()
-        self._of_requests: OrderedDict[str, OpenTurn] = OrderedDict()
-        self._by_hash: defaultdict[Any, list[OpenTurn]] = defaultdict(list)
+        self._of_jobs: FairStore[OpenTurn] = FairStore(max_jobs)
+        self._of_requests: FairStore[OpenTurn] = FairStore(min(max_jobs, MAX_ENDED))
+        self._by_hash: dict[str, dict[Any, list[OpenTurn]]] = {}
+        """By client, and by the hash of the prompt."""
 
     def __len__(self) -> int:
         return len(self._of_jobs) + len(self._of_requests)
 
-    def get(self, job_id: str) -> OpenTurn | None:
+    def get(self, job_id: JobKey) -> OpenTurn | None:
         return self._of_jobs.get(job_id) or self._of_requests.get(job_id)
 
     def put(self, turn: OpenTurn, now_s: float, *, is_of_job: bool) -> None:
         """Add a last turn in place of the one before; drops those that are too old, or too many."""
-        self.remove(turn.job.job_id)
-        siblings = self._by_hash[turn.prompt.block_hash]
+        job_id, block_hash = turn.job.job_id, turn.prompt.block_hash
+        self.remove(job_id)
+        siblings = self._by_hash.setdefault(job_id.client, {}).setdefault(block_hash, [])
         if len(siblings) >= MAX_SIBLINGS:
             self.remove(siblings[0].job.job_id)
-        self._by_hash[turn.prompt.block_hash].append(turn)
-        turns, most, lease_s = self._of_jobs, self._max_jobs, self._lease_s
+        siblings.append(turn)
+        turns, lease_s = self._of_jobs, self._lease_s
         if not is_of_job:
-            turns = self._of_requests
-            most, lease_s = min(most, MAX_ENDED), min(lease_s, ENDED_LEASE_S)
-        turns[turn.job.job_id] = turn
-        while (oldest := next(iter(turns.values()))) is not turn:
-            age_s = now_s - oldest.job.last_activity_s
-            if age_s < lease_s and len(turns) <= most:
-                return
+            turns, lease_s = self._of_requests, min(lease_s, ENDED_LEASE_S)
+        aged_s = now_s - lease_s
+        while (oldest := next(iter(turns), None)) and oldest.job.last_activity_s <= aged_s:
             self.remove(oldest.job.job_id)
+        if pushed_out := turns.put(job_id, turn):
+            self._unlink(pushed_out)
 
-    def remove(self, job_id: str) -> None:
+    def remove(self, job_id: JobKey) -> None:
         """Drop a job's open turn, if there is one."""
-        turn = self._of_jobs.pop(job_id, None) or self._of_requests.pop(job_id, None)
+        turn = self._of_jobs.pop(job_id) or self._of_requests.pop(job_id)
         if turn is not None:
-            turns = self._by_hash[turn.prompt.block_hash]
-            turns.remove(turn)
-            if not turns:
-                del self._by_hash[turn.prompt.block_hash]
+            self._unlink(turn)
+
+    def _unlink(self, turn: OpenTurn) -> None:
+        client, block_hash = turn.job.client, turn.prompt.block_hash
+        known = self._by_hash[client]
+        known[block_hash].remove(turn)
+        if not known[block_hash]:
+            del known[block_hash]
+        if not known:
+            del self._by_hash[client]
 
     def continued_by(
         self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str, decode: Decode | None
@@ -293,16 +299,16 @@ class OpenTurns:
         One look-up for each block of the prompt that is new since that turn's prompt; for each of
         all its blocks, 0.02 microseconds each (median and p90 of 300 calls), if there is none.
         """
-        known = filter(self._by_hash.__contains__, reversed(block_hashes))
+        turns = self._by_hash.get(client, {})
+        known = filter(turns.__contains__, reversed(block_hashes))
         for block_hash in itertools.islice(known, MAX_PREFIXES):
-            siblings = self._by_hash[block_hash]
+            siblings = turns[block_hash]
             start = (siblings[0].prompt.block + 1) * self._block_tokens
             rest = _packed(prompt[start : start + MAX_SEARCHED_TOKENS])
             parts = {
                 turn: part
                 for turn in siblings
-                if turn.job.client == client
-                and (part := turn.rest_behind(len(prompt), rest)) is not None
+                if (part := turn.rest_behind(len(prompt), rest)) is not None
             }
             proven = [turn for turn in parts if turn.has_call or turn.is_reply_in(parts[turn])]
             if decode is not None and not proven:

@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL
@@ -30,12 +30,13 @@ from .background import BackgroundWorker
 from .conversations import (
     GAPS_KEPT,
     MIN_GAPS,
+    MIN_JOBS,
     OpenTurn,
     OpenTurns,
     SimilarRequests,
     next_turn_by,
 )
-from .jobs import JobTable
+from .jobs import FairStore, JobTable
 from .predictor import Decode, Reply
 
 END_TOKENS = 64
@@ -44,6 +45,9 @@ _CLOSERS = frozenset("`~}>])")
 """Characters of which a call ends with one, in every dialect."""
 MAX_KINDS = 1000
 """Kinds of requests remembered that have been continued."""
+MAX_TEACHERS, MIN_TEACHERS = 64, 2
+"""Clients that are asked how a client's first requests of a kind go on, and of which most, and that
+many at least, must say so: no client alone decides about another one's requests."""
 GRACE_S = 10.0
 """Seconds in which an agent goes on after a reply in which no tool call was read, as a rule: so do
 over 9 in 10 of recorded coding agents' tools, and 4% of people (arXiv 2402.01869, table 1)."""
@@ -72,6 +76,14 @@ def inferred_id(request_id: str, client: str = "") -> JobKey:
     return JobKey(client, f"inferred-{request_id}")
 
 
+class KindKey(NamedTuple):
+    """A client's requests with the same first tokens."""
+
+    client: str
+    start: Any
+    """The hash of those; None: all starts that no continued request of the client had."""
+
+
 class JobInference:
     """The inferred jobs of one engine. If it is not `is_on` it never knows any."""
 
@@ -94,9 +106,7 @@ class JobInference:
         )
         self._worker = worker
         self._start = max(1, START_TOKENS // block_tokens) - 1
-        self._kinds: OrderedDict[Any, SimilarRequests] = OrderedDict()
-        self._others = SimilarRequests()
-        """Requests whose start no continued one had."""
+        self._kinds: FairStore[SimilarRequests] = FairStore(MAX_KINDS)
         self.found: deque[tuple[OpenTurn, str]] = deque()
         """Ended requests, each with the tool call that was read in its reply."""
         self._ending: list[tuple[float, int, int, Job]] = []
@@ -114,7 +124,7 @@ class JobInference:
             return None
         job = self._job_continued_by(prompt.token_ids, block_hashes, client)
         if job is None:
-            expects_job = self._kind_of(block_hashes).opens_jobs
+            expects_job = self._kind_of(block_hashes, client).opens_jobs
             return inferred_id(request_id, client) if expects_job else None
         if self._jobs.get(job.job_id) is None:
             self._jobs.add(job)
@@ -135,7 +145,7 @@ class JobInference:
         now_s, finished_s = self._clock(), turn.job.finished_s
         is_soon = finished_s is not None and now_s - finished_s <= GRACE_S
         was_expected = any(kind.opens_jobs for kind in turn.kinds)
-        kind = self._continued_kind(block_hashes[self._start])
+        kind = self._kind(KindKey(client, block_hashes[self._start]))
         others = [other for other in turn.kinds if other is not kind]
         for each in (kind, *others):
             each.went_on(has_call=turn.has_call, is_soon=is_soon)
@@ -153,14 +163,21 @@ class JobInference:
         self.turns.put(turn, now_s, is_of_job=True)
         return turn.job
 
-    def _kind_of(self, block_hashes: Sequence[Any]) -> SimilarRequests:
-        return self._kinds.get(block_hashes[self._start], self._others)
+    def _kind_of(self, block_hashes: Sequence[Any], client: str) -> SimilarRequests:
+        """Those of the client that a request is like; they begin as those of most clients are."""
+        key = KindKey(client, block_hashes[self._start])
+        if self._kinds.get(key) is None:
+            clients = itertools.islice(reversed(self._kinds.by_client), MAX_TEACHERS)
+            known = (self._kinds.get(KindKey(other, key.start)) for other in clients)
+            votes = [kind.opens_jobs for kind in known if kind is not None]
+            if sum(votes) < max(MIN_TEACHERS, len(votes) // 2 + 1):
+                return self._kind(KindKey(client, None))
+            self._kinds.put(key, SimilarRequests(MIN_JOBS, MIN_JOBS, opens_jobs=True))
+        return self._kind(key)
 
-    def _continued_kind(self, start_hash: Any) -> SimilarRequests:
-        kind = self._kinds.setdefault(start_hash, SimilarRequests())
-        self._kinds.move_to_end(start_hash)
-        if len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
+    def _kind(self, key: KindKey) -> SimilarRequests:
+        kind = self._kinds.get(key) or SimilarRequests()
+        self._kinds.put(key, kind)
         return kind
 
     # A turn ends
@@ -176,7 +193,7 @@ class JobInference:
         """A request of no job has finished, and may have opened one: have its reply read."""
         if not self.is_on or len(context.block_hashes) <= self._start:
             return
-        now_s, kind = self._clock(), self._kind_of(context.block_hashes)
+        now_s, kind = self._clock(), self._kind_of(context.block_hashes, client)
         job = Job(inferred_id(request_id, client), order, is_inferred=True)
         job.first_prompt_tokens = context.num_prompt_tokens
         job.kind = context.block_hashes[self._start]
@@ -209,7 +226,7 @@ class JobInference:
         """A turn of an inferred job has finished, and its reply is being read."""
         if len(context.block_hashes) <= self._start:
             return
-        kind = self._kind_of(context.block_hashes)
+        kind = self._kind_of(context.block_hashes, job.client)
         job.goes_on_without_call = kind.hides_calls
         job.next_turn = kind.next_turn if kind.hides_calls else None
         is_first = job.num_turns == 1
@@ -245,10 +262,6 @@ class JobInference:
                 if turn is not None:
                     turn.kind.gaps.observe(SILENCE_S)
                     self.turns.put(turn, now_s, is_of_job=False)
-
-    def forget(self, job: Job) -> None:
-        """A job is over, or no longer inferred."""
-        self.turns.remove(job.job_id)
 
 
 class Silences:
@@ -324,7 +337,7 @@ class ParentInference:
     def turn_arrived(self, turn: Turn) -> None:
         """A turn that opens its job begins a search."""
         job, now_s = turn.job, self._clock()
-        latest = itertools.islice(self._jobs.latest(job.client), MAX_LOOKED_AT)
+        latest = itertools.islice(reversed(self._jobs.of(job.client).values()), MAX_LOOKED_AT)
         silent = [other for other in latest if other is not job and _is_silent(other, now_s)]
         if silent:
             parents = [(other, other.num_turns) for other in silent[:MAX_PARENTS]]

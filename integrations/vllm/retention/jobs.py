@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agentkv.policies.jobs import Job, Prompt, Turn
 from agentkv.policies.pins import Pin
@@ -24,7 +24,59 @@ MAX_SPARED = 64
 """Jobs looked at for one to forget that has had one turn and holds no KV."""
 
 
-class JobTable:
+Value = TypeVar("Value")
+
+
+class FairStore(Generic[Value]):
+    """Values by keys that name their client, the oldest first.
+
+    Of more than `most` the oldest of the client that has most leaves, so that nobody pushes out
+    what another client has. O(1), or O(clients) if one leaves.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._values: OrderedDict[Any, Value] = OrderedDict()
+        self.by_client: dict[str, OrderedDict[Any, Value]] = {}
+        self.get = self._values.get
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._values.values())
+
+    def put(self, key: Any, value: Value) -> Value | None:
+        """Add a value as the newest, in place of the key's own; returns the one that leaves."""
+        self._values[key] = self.by_client.setdefault(key.client, OrderedDict())[key] = value
+        self._values.move_to_end(key)
+        self.by_client[key.client].move_to_end(key)
+        return self.pop(next(iter(self.of_most()))) if len(self._values) > self._most else None
+
+    def move_to_end(self, key: Any) -> None:
+        """Make a value the newest."""
+        self._values.move_to_end(key)
+        self.by_client[key.client].move_to_end(key)
+
+    def of(self, client: str | None) -> OrderedDict[Any, Value]:
+        """The values of a client, or of all."""
+        return self._values if client is None else self.by_client.get(client, OrderedDict())
+
+    def of_most(self) -> OrderedDict[Any, Value]:
+        """The values of the client that has most."""
+        return max(self.by_client.values(), key=len)
+
+    def pop(self, key: Any) -> Value | None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            of_client = self.by_client[key.client]
+            del of_client[key]
+            if not of_client:
+                del self.by_client[key.client]
+        return value
+
+
+class JobTable(FairStore[Job]):
     """All jobs remembered, the longest idle first, and their turns; operations are O(clients)."""
 
     def __init__(
@@ -34,64 +86,39 @@ class JobTable:
         lease_s: float,
         is_pinned: Callable[[str], bool] = lambda job_id: False,
     ) -> None:
+        super().__init__(math.inf)
         self.turns: dict[str, Turn] = {}
         """Turns in the engine, by request."""
         self._max_jobs = max_jobs
         self._lease_s = lease_s
         self._is_pinned = is_pinned
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self.get = self._jobs.get
-        self._by_client: dict[str, OrderedDict[str, Job]] = {}
         self._by_own_id: dict[str, OrderedDict[str, Job]] = {}
-        self._short: dict[str, OrderedDict[str, Job]] = {}
-        """Jobs of one turn, by client."""
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs.values())
-
-    def latest(self, client: str | None) -> Iterator[Job]:
-        """The jobs of one client, or of all, the last active first."""
-        jobs = self._jobs if client is None else self._by_client.get(client, OrderedDict())
-        return reversed(jobs.values())
-
-    def num_of(self, client: str | None) -> int:
-        """Jobs of one client, or of all."""
-        return len(self._jobs if client is None else self._by_client.get(client, ()))
+        self._short: FairStore[Job] = FairStore(math.inf)
+        """Jobs of one turn."""
 
     def named(self, own_id: str) -> list[Job]:
         """The MAX_NAMED latest jobs of all clients with this id."""
-        return [
-            *itertools.islice(
-                reversed(self._by_own_id.get(own_id, OrderedDict()).values()), MAX_NAMED
-            )
-        ]
+        jobs = self._by_own_id.get(own_id, OrderedDict())
+        return list(itertools.islice(reversed(jobs.values()), MAX_NAMED))
 
     def repeated(self, job_id: str, prompt: Prompt) -> Job | None:
         """The job with this id if the prompt is again that of its last finished turn."""
-        job = self._jobs.get(job_id)
+        job = self.get(job_id)
         return job if job is not None and job.is_repeated_by(prompt) else None
 
     def add(self, job: Job) -> None:
-        self._jobs[job.job_id] = job
-        self._by_client.setdefault(job.client, OrderedDict())[job.job_id] = job
+        self.put(job.job_id, job)
         self._by_own_id.setdefault(job.own_id, OrderedDict())[job.job_id] = job
         if job.num_turns <= 1:
-            self._short.setdefault(job.client, OrderedDict())[job.job_id] = job
+            self._short.put(job.job_id, job)
 
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
-        self._jobs.move_to_end(job.job_id)
-        self._by_client[job.client].move_to_end(job.job_id)
-        short = self._short.get(job.client)
-        if short is not None and job.job_id in short:
-            if job.num_turns > 1:
-                del short[job.job_id]
-            else:
-                short.move_to_end(job.job_id)
+        self._values.move_to_end(job.job_id)
+        self.by_client[job.client].move_to_end(job.job_id)
+        if self._short.get(job.job_id) is not None:
+            (self._short.pop if job.num_turns > 1 else self._short.move_to_end)(job.job_id)
 
     def lender(self, parent_id: str, job: Job | None) -> Job | None:
         """The job in whose place a sub-agent's stands: that of its parent, or the parent's lender.
@@ -99,7 +126,7 @@ class JobTable:
         A parent is another job, of which a turn has run. It lends its place to MAX_SUB_AGENTS at a
         time, of those that wait, run or are pinned.
         """
-        parent = self._jobs.get(parent_id)
+        parent = self.get(parent_id)
         if parent is None or parent is job or not parent.has_run:
             return None
         if job is not None and (job.lender is not None or job.has_run):
@@ -124,30 +151,24 @@ class JobTable:
         return True
 
     def remove(self, job: Job) -> None:
-        self._jobs.pop(job.job_id, None)
-        by_name = (self._by_client, job.client), (self._short, job.client)
-        for index, name in (*by_name, (self._by_own_id, job.own_id)):
-            jobs = index.get(name)
-            if jobs is not None:
-                jobs.pop(job.job_id, None)
-                if not jobs:
-                    del index[name]
+        self.pop(job.job_id)
+        self._short.pop(job.job_id)
+        jobs = self._by_own_id.get(job.own_id, OrderedDict())
+        if jobs.pop(job.job_id, None) is not None and not jobs:
+            del self._by_own_id[job.own_id]
 
     @property
     def next_lease_s(self) -> float:
         """When the lease of the longest idle job is over; infinity without one, or while it has a
         request in the engine. O(1)."""
-        oldest = next(iter(self._jobs.values()), None)
+        oldest = next(iter(self), None)
         if oldest is None or oldest.live:
             return math.inf
         return oldest.last_activity_s + self._lease_s
 
     def may_forget(self, now_s: float) -> bool:
         """True if `next_to_forget` may have a job. O(1)."""
-        if len(self._jobs) > self._max_jobs:
-            return True
-        oldest = next(iter(self._jobs.values()), None)
-        return oldest is not None and now_s - oldest.last_activity_s >= self._lease_s
+        return len(self) > self._max_jobs or now_s >= self.next_lease_s
 
     def next_to_forget(self, now_s: float) -> Job | None:
         """The job to forget now: idle beyond its lease, or one too many. None if there is none.
@@ -156,16 +177,15 @@ class JobTable:
         if there is any among the longest idle, else the longest idle. A job with a request in the
         engine is never forgotten.
         """
-        oldest = self._longest_idle(self._jobs, 1)
+        oldest = self._longest_idle(self.of(None), 1)
         if oldest is not None and now_s - oldest.last_activity_s >= self._lease_s:
             return oldest
-        if len(self._jobs) <= self._max_jobs:
+        if len(self) <= self._max_jobs:
             return None
-        client, jobs = max(self._by_client.items(), key=lambda entry: len(entry[1]))
-        short = self._longest_idle(
-            self._short.get(client, OrderedDict()), MAX_SPARED, self._is_pinned
-        )
-        return short or self._longest_idle(jobs, MAX_SPARED)
+        jobs = self.of_most()
+        short = self._short.of(next(iter(jobs.values())).client)
+        spared = self._longest_idle(short, MAX_SPARED, self._is_pinned)
+        return spared or self._longest_idle(jobs, MAX_SPARED)
 
     @staticmethod
     def _longest_idle(

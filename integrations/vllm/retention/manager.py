@@ -86,10 +86,6 @@ class RetentionManager:
         if self.policy.uses_predictions or self.inference.is_on:
             self.worker.start()
 
-    def close(self) -> None:
-        """Write what must outlive the engine."""
-        self.predictor.close()
-
     def _policy_failed(self, fault: Fault) -> None:
         self._emit(events.RulesFailed, fault)
         if fault.is_last:
@@ -101,12 +97,8 @@ class RetentionManager:
         """Take a request in, as a turn of the job that it names or goes on from, as a side request
         of that job, or as one of no job. Returns the turn; None without a job."""
         self.apply_predictions()
-        name, client, prompt, tags = (
-            request.request_id,
-            request.client,
-            request.prompt,
-            request.tags,
-        )
+        name, client = request.request_id, request.client
+        prompt, tags = request.prompt, request.tags
         job_id, is_side_request = tags.job_id, False
         if job_id is not None and prompt is not None:
             relation = self.conversations.relation(job_id, prompt)
@@ -157,7 +149,7 @@ class RetentionManager:
             job.kind = prompt.start(self._host.pool.block_tokens)
             self.jobs.add(job)
         elif job.is_inferred and tags.job_id is not None:
-            self.inference.forget(job)
+            self.inference.turns.remove(job.job_id)
             job.is_inferred = False
         if lender is not None:
             job.lender = lender
@@ -516,7 +508,7 @@ class RetentionManager:
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.conversations.forget(job.job_id)
-        self.inference.forget(job)
+        self.inference.turns.remove(job.job_id)
         self.policy.job_ended(job)
         self.admission.job_ended(job)
         self._emit(events.Closed, job.job_id, job, reason)

@@ -30,8 +30,6 @@ MAX_REPLY_CHARS = 4 * MAX_REPLY_TOKENS
 """Characters of it that are parsed, from its end: an ordinary token has four."""
 MAX_TAKEN = 4
 """Answers given at a time: deciding about a pin takes the main thread 25 to 40 microseconds."""
-CLOSING_S = 1.0
-"""Longest wait of a closing engine for what is yet to be learned, and then for the last write."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +116,7 @@ class DurationService:
     """One engine's predictor. Called on the main thread, which it never blocks.
 
     With `predictor_state` it loads that file at start and writes it every `predictor_save_s`. Not
-    only at shutdown: with its default time-out of 0 s, vLLM kills the engine process right after
-    asking it to end.
+    at shutdown: with its default time-out of 0 s, vLLM kills the engine process at once.
     """
 
     def __init__(
@@ -219,20 +216,9 @@ class DurationService:
     def save_if_due(self) -> None:
         """Have the state written if it is time to. O(1)."""
         if self._has_news and self._clock() >= self._next_save_s:
-            self._save()
-
-    def close(self) -> None:
-        """Have what is new written before the engine ends, waiting for 2 * CLOSING_S at most."""
-        if self._path is not None:
-            self._worker.finish(CLOSING_S)
-        if self._has_news:
-            self._save()
-            self._worker.finish(CLOSING_S)
-
-    def _save(self) -> None:
-        self._has_news = False
-        self._next_save_s = self._clock() + self._save_every_s
-        self._worker.do(self._write)
+            self._has_news = False
+            self._next_save_s = self._clock() + self._save_every_s
+            self._worker.do(self._write)
 
     def _write(self) -> None:
         assert self._path is not None

@@ -52,17 +52,13 @@ class ServiceCounters:
 
     def __init__(self) -> None:
         self._by_client: dict[str, float] = {}
+        self.view: Mapping[str, float] = MappingProxyType(self._by_client)
         self._num_waiting: Counter[str] = Counter()
         self._floor = 0.0
         """Where a client starts that is new, or has been away for long."""
 
     def __getitem__(self, client: str) -> float:
         return self._by_client.get(client, self._floor)
-
-    @property
-    def view(self) -> Mapping[str, float]:
-        """The counters of the clients that are known, live."""
-        return MappingProxyType(self._by_client)
 
     def add(self, client: str, amount: float) -> None:
         """A client was served."""
@@ -114,6 +110,7 @@ class ClientShares:
         self._blocks_per_token = blocks_per_token
         self._share = share
         self._requests: dict[str, LiveRequest] = {}
+        self.get = self._requests.get
         self._num_live: Counter[str] = Counter()
 
     def arrived(
@@ -131,7 +128,7 @@ class ClientShares:
         request = self._requests.get(request_id)
         if request is not None and request.charged_tokens is None:
             request.charged_tokens = request.num_prompt_tokens
-            self._pay(request, request.num_prompt_tokens - hit_tokens)
+            self.service.add(request.client, request.num_prompt_tokens - hit_tokens)
             self.service.left(request.client)
 
     def ended(self, request_id: str, num_tokens: int) -> str:
@@ -150,15 +147,9 @@ class ClientShares:
 
     def _pay_outputs(self, request: LiveRequest, num_tokens: int) -> None:
         if request.charged_tokens is not None and num_tokens > request.charged_tokens:
-            self._pay(request, OUTPUT_COST * (num_tokens - request.charged_tokens))
+            new_tokens = num_tokens - request.charged_tokens
+            self.service.add(request.client, OUTPUT_COST * new_tokens)
             request.charged_tokens = num_tokens
-
-    def _pay(self, request: LiveRequest, cost: float) -> None:
-        self.service.add(request.client, cost)
-
-    def get(self, request_id: str) -> LiveRequest | None:
-        """A request in the engine."""
-        return self._requests.get(request_id)
 
     @property
     def are_many(self) -> bool:

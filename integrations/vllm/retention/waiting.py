@@ -26,16 +26,13 @@ class StarvationGuard:
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, int] = OrderedDict()
         """Arrival numbers of those that wait, by request."""
+        self.arrival_of = self.waiting.get
         self._starved: set[str] = set()
         self._num_overtakes = 0
 
     def add(self, request_id: str, order: int) -> None:
         """A request with this arrival number waits from now on."""
         self.waiting[request_id] = order
-
-    def arrival_of(self, request_id: str) -> int | None:
-        """Arrival number of a waiting request, or None if it does not wait."""
-        return self.waiting.get(request_id)
 
     def admitted(self, request_id: str) -> None:
         """A request has its blocks; if it was the first, the count starts again for the next."""

@@ -13,6 +13,71 @@ from tests.integrations.vllm.harness import Engine, of
 from tests.stepped_engine import prompt_of
 
 NEW = prompt_of(16 * 40, salt=51)
+ATTACKER, VICTIM, STRANGER = "a" * 16, "b" * 16, "c" * 16
+AGENT, OTHER_AGENT = prompt_of(80, salt=500), prompt_of(80, salt=501)
+REPLY = "Paris."
+
+
+def converse(
+    engine: Engine,
+    client: str,
+    conversations: range,
+    *,
+    num_turns: int = 1,
+    pause_s: float = 0.1,
+    num_tokens: int = 12,
+    start: list[int] | None = AGENT,
+) -> None:
+    """Turn by turn of all conversations, each with its own prompt behind `start`; None: each with
+    a start of its own. No request names a job."""
+    histories = {number: start or prompt_of(80, salt=number) for number in conversations}
+    for turn in range(num_turns):
+        for number, history in histories.items():
+            prompt = [*history, *prompt_of(40, salt=number + turn)]
+            tags = of(client, reply=REPLY, max_tokens=num_tokens)
+            histories[number] = engine.turn(prompt, **tags)
+        engine.wait(pause_s)
+
+
+@pytest.mark.parametrize(
+    ("num_taught", "attacks"),
+    [
+        (4, [{"conversations": range(80)}, {"conversations": range(64), "num_turns": 2}]),
+        (3, [{"conversations": range(4200), "start": None, "num_tokens": 1}]),
+        (3, [{"conversations": range(7, 8)}] * 140),
+    ],
+    ids=["one-shots and slow chats that start alike", "4,200 one-shots", "140 equal prompts"],
+)
+def test_no_client_takes_the_inferred_jobs_of_another(
+    num_taught: int, attacks: list[dict[str, Any]]
+) -> None:
+    """What the victim's requests have taught holds for its next one, and an open turn stays
+    open."""
+    engine = Engine(num_blocks=2049, max_jobs=10_000)
+    converse(engine, VICTIM, range(num_taught), num_turns=2)
+    converse(engine, VICTIM, range(7, 8))
+    for attack in attacks:
+        converse(engine, ATTACKER, pause_s=70.0 / len(attacks), **attack)
+    converse(engine, VICTIM, range(20, 21))
+    first = [*AGENT, *prompt_of(40, salt=7), *engine.vocabulary.encode(REPLY, 12)]
+    engine.turn([*first, *prompt_of(40, salt=8)], **of(VICTIM))
+    jobs = engine.retention.jobs.of(VICTIM).values()
+    assert sorted(job.num_turns for job in jobs) == ([1, 2] if num_taught == 4 else [2])
+
+
+@pytest.mark.parametrize("teachers", [[ATTACKER], [ATTACKER, VICTIM]], ids=["one", "two"])
+@pytest.mark.parametrize("start", [None, AGENT, OTHER_AGENT], ids=["no", "same", "other"])
+def test_no_client_alone_decides_about_a_new_one(
+    teachers: list[str], start: list[int] | None
+) -> None:
+    """60 conversations of an agent make jobs of a stranger's plain requests only where two clients
+    have such, of the same start, and of two at most: then its own say otherwise."""
+    engine = Engine(num_blocks=2049)
+    for client in teachers:
+        converse(engine, client, range(60), num_turns=2, start=start and AGENT)
+    converse(engine, STRANGER, range(100, 110), start=start)
+    num_jobs = 2 if start == AGENT and len(teachers) > 1 else 0
+    assert len(engine.retention.jobs.of(STRANGER)) == num_jobs
 
 
 def test_a_tool_that_never_started_prolongs_no_pin() -> None:

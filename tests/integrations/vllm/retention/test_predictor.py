@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,56 +148,59 @@ def test_side_work_is_done_in_order_in_one_other_thread() -> None:
     assert threads == [threading.current_thread().name, *["agentkv-background"] * 3]
 
 
-Held = tuple[BackgroundWorker, threading.Event]
+class HeldWorker(BackgroundWorker):
+    """A worker whose thread waits before it does anything else."""
+
+    def __init__(self) -> None:
+        self._num_done = threading.Semaphore(0)
+        self._may_go_on, is_held = threading.Event(), threading.Event()
+        super().__init__(self._do)
+        self.start()
+        self.do(lambda: is_held.set() or self._may_go_on.wait(LIMIT_S))
+        assert is_held.wait(LIMIT_S)
+
+    def _do(self, task: Callable[[], None]) -> None:
+        task()
+        self._num_done.release()
+
+    def go_on(self, num_tasks: int = 0) -> None:
+        """Let it do that many tasks."""
+        self._may_go_on.set()
+        for _ in range(1 + num_tasks):
+            assert self._num_done.acquire(timeout=LIMIT_S)
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
-    """A worker whose thread waits for the event before it does anything else."""
-    worker, is_held, may_go_on = BackgroundWorker(), threading.Event(), threading.Event()
-    worker.start()
-
-    def hold() -> None:
-        is_held.set()
-        may_go_on.wait(LIMIT_S)
-
-    worker.do(hold)
-    assert is_held.wait(LIMIT_S)
-    yield worker, may_go_on
-    may_go_on.set()
+def worker() -> HeldWorker:
+    return HeldWorker()
 
 
-def test_clients_take_turns_however_many_tasks_one_has(held: Held) -> None:
+def test_clients_take_turns_however_many_tasks_one_has(worker: HeldWorker) -> None:
     """A client's task waits for one of each other client, and for its own that came before it."""
-    worker, may_go_on = held
     done: list[str] = []
     for number in range(500):
         worker.do(partial(done.append, f"mallory {number}"), "mallory")
     for client in ("alice", "bob"):
         for number in range(3):
             worker.do(partial(done.append, f"{client} {number}"), client)
-    may_go_on.set()
-    worker.finish(LIMIT_S)
+    worker.go_on(506)
     turns = [f"{client} {number}" for number in range(3) for client in ("mallory", "alice", "bob")]
     assert done == turns + [f"mallory {number}" for number in range(3, 500)]
 
 
-def test_what_can_wait_is_done_after_the_rest_of_its_client(held: Held) -> None:
+def test_what_can_wait_is_done_after_the_rest_of_its_client(worker: HeldWorker) -> None:
     """And in order; another client does not wait for either."""
-    worker, may_go_on = held
     done: list[str] = []
     for number in range(2):
         worker.do(partial(done.append, f"later {number}"), "alice", can_wait=True)
         worker.do(partial(done.append, f"soon {number}"), "alice")
     worker.do(partial(done.append, "bob's"), "bob", can_wait=True)
-    may_go_on.set()
-    worker.finish(LIMIT_S)
+    worker.go_on(5)
     assert done == ["soon 0", "bob's", "soon 1", "later 0", "later 1"]
 
 
-def test_of_too_many_tasks_the_client_with_most_loses_its_newest(held: Held) -> None:
+def test_of_too_many_tasks_the_client_with_most_loses_its_newest(worker: HeldWorker) -> None:
     """First what can wait. The others find room, each as long as it has fewer tasks than that."""
-    worker, may_go_on = held
     done: Counter[str] = Counter()
     dropped: list[str] = []
 
@@ -219,16 +222,14 @@ def test_of_too_many_tasks_the_client_with_most_loses_its_newest(held: Held) -> 
     assert [name.split()[0] for name in dropped] == ["mallory"] * num_each + ["alice"] * num_each
     for number in range(MAX_WAITING_TASKS):
         give(f"bot-{number}", 0)
-    may_go_on.set()
-    worker.finish(LIMIT_S)
+    worker.go_on(MAX_WAITING_TASKS)
     assert done.total() == MAX_WAITING_TASKS
     assert set(done.values()) == {1}
     assert {"mallory", "alice", "bot-0"} <= set(done)
 
 
-def test_questions_that_pile_up_are_refused(held: Held) -> None:
+def test_questions_that_pile_up_are_refused(worker: HeldWorker) -> None:
     """A reply that is not read counts as one without a call; nothing grows without bound."""
-    worker, _ = held
     for _ in range(MAX_WAITING_TASKS):
         worker.do(lambda: None, "alice")
     service = DurationService(Settings(policy="context_serve"), worker, time.monotonic)
@@ -293,17 +294,6 @@ def test_an_idle_engine_is_woken_to_save(tmp_path: Path) -> None:
     assert engine.retention.next_due_s == pytest.approx(1010.0)
 
 
-def test_a_shutdown_saves(tmp_path: Path) -> None:
-    """Where vLLM gives the engine the time, also what the background thread has yet to learn."""
-    path = tmp_path / "predictor.json"
-    engine = Engine(policy="context_serve", predictor_state=str(path))
-    engine.attach()
-    engine.turn(prompt_of(100), job_id="a")
-    engine.tool("a", "finished", "ls", duration_s=0.1)
-    engine.scheduler.shutdown()
-    assert path.exists()
-
-
 def service_at(path: Path) -> DurationService:
     """Predicts at once, and saves with every look at the clock."""
     settings = Settings(predictor="default", predictor_state=str(path), predictor_save_s=1.0)
@@ -345,7 +335,6 @@ def test_a_state_that_cannot_be_saved_is_one_error_until_it_can(
     for _ in range(10):
         service.observe(Awaited("ls"), 0.1)
         service.save_if_due()
-    service.close()
     assert caplog.text.count("is not kept") == 1
     folder.unlink()
     service.observe(Awaited("ls"), 0.1)
@@ -367,9 +356,8 @@ def test_answers_come_a_few_at_a_time() -> None:
     assert wakes == [None]
 
 
-def test_a_flood_of_signals_does_not_delay_answers(held: Held) -> None:
+def test_a_flood_of_signals_does_not_delay_answers(worker: HeldWorker) -> None:
     """What nobody awaits any more is not predicted, and durations are learned after answers."""
-    worker, may_go_on = held
     service = DurationService(Settings(), worker, time.monotonic)
     assert service.predictor is not None
     num_observed: list[int] = []
@@ -382,16 +370,14 @@ def test_a_flood_of_signals_does_not_delay_answers(held: Held) -> None:
         service.observe(Awaited("make"), 1.0, "mallory")
         service.ask(number, "client", read, "mallory", is_awaited=lambda key: key == 299)
     service.ask("bob's", "client", read, "bob")
-    may_go_on.set()
-    worker.finish(LIMIT_S)
+    worker.go_on(601)
     answers = [answer for _ in range(301) for answer in service.take()]
     assert [answer.key for answer in answers if answer.command is not None] == ["bob's", 299]
     assert num_observed == [0, 0]
 
 
-def test_what_many_jobs_report_at_once_is_learned(held: Held) -> None:
+def test_what_many_jobs_report_at_once_is_learned(worker: HeldWorker) -> None:
     """The replies of 128 jobs of one client wait to be read, and none of their runs is lost."""
-    worker, may_go_on = held
     service = DurationService(Settings(), worker, time.monotonic)
     assert service.predictor is not None
     for number in range(128):
@@ -399,8 +385,7 @@ def test_what_many_jobs_report_at_once_is_learned(held: Held) -> None:
             f"r{number}", "reply", lambda: ToolCommand.of([("make", Awaited("make"))]), "alice"
         )
         service.observe(Awaited("make"), 1.0, "alice")
-    may_go_on.set()
-    worker.finish(LIMIT_S)
+    worker.go_on(256)
     assert service.predictor.num_observed == 128
 
 
