@@ -10,10 +10,7 @@ import pytest
 
 from agentkv.policies import (
     UNPINNED,
-    AdmissionRequest,
     AllocationRequest,
-    JobDemand,
-    KVDemandForecast,
     Turn,
 )
 
@@ -79,23 +76,6 @@ def test_least_attained_service_goes_first_and_falls_by_levels() -> None:
     assert policy.victim_rank(turns["long"]) > policy.victim_rank(turns["short"])
 
 
-@pytest.mark.parametrize(("path", "served_s"), [(False, 9.0), (True, 6.0)])
-def test_sub_agents_count_as_a_sum_or_as_the_longest_chain(path: bool, served_s: float) -> None:
-    """2 s of a parent, then 3 and 4 s of two sub-agents at once: 9 s in all, a chain of 6 s."""
-    engine = StillEngine()
-    policy = bound("Autellix", engine, path=path)
-    engine.end(policy, engine.add_turn(engine.add_job("parent"), running_s=2.0), 2.0)
-    turns = []
-    for name in ("a", "b"):
-        child = engine.add_job(name)
-        child.parent_job_id = "parent"
-        turns.append(engine.add_turn(child, running_s=1.0))
-    order_of(policy, *turns)
-    for turn, turn_s in zip(turns, (3.0, 4.0), strict=True):
-        engine.end(policy, turn, turn_s)
-    assert policy._served_s["parent"] == pytest.approx(served_s)
-
-
 def test_cachewise_serves_the_fewest_uncached_tokens_and_old_turns_first() -> None:
     """900 tokens of which 800 are held go before 200 of which none is; a turn that has waited out
     its patience stands with requests without a job, and a preempted one before it."""
@@ -159,12 +139,6 @@ def test_least_waste_grows_with_what_the_others_hold(num_free_blocks: int, ttl_s
     """200 tokens at 0.02 s each: 0.02 x (200 / 2 + tokens of the others) seconds."""
     policy = bound("InferCept", StillEngine(num_free_blocks=num_free_blocks))
     assert policy.undecided_ttl(cost(200, 4.0)).seconds == pytest.approx(ttl_s)
-
-
-def test_a_pin_for_ever_ends_with_the_longest_ttl_that_is_allowed() -> None:
-    """`max_ttl_s` bounds it."""
-    policy = bound("PinForever", StillEngine(), max_ttl_s=40.0)
-    assert policy.undecided_ttl(cost(100, 1.0)).seconds == 40.0
 
 
 @pytest.mark.parametrize(
@@ -243,19 +217,6 @@ def test_thunder_agent_pauses_the_smallest_idle_jobs(rules: str, paused: set[str
     assert policy.paused == paused
 
 
-@pytest.mark.parametrize(("tokens", "is_held"), [(500, False), (600, True)])
-def test_thunder_agent_admits_a_new_job_that_fits(tokens: int, is_held: bool) -> None:
-    """500 tokens are in use, so 500 more fit and 600 do not."""
-    engine = StillEngine(num_free_blocks=50)
-    engine.add_turn(engine.add_job("running", 500), running_s=1.0)
-    policy = bound("ThunderAgent", engine)
-    job = engine.add_job("newcomer")
-    job.has_run = False
-    turn = engine.add_turn(job, prompt_tokens=tokens)
-    request = AdmissionRequest(100, 50, JobDemand(tokens / 10, 1, 0), KVDemandForecast(), turn=turn)
-    assert (policy.why_hold_back(request) is not None) is is_held
-
-
 @pytest.mark.parametrize(
     ("use", "hit_rate", "window"),
     [(0.1, None, 10.0), (0.3, 0.1, 8.0), (0.9, 0.1, 4.0), (0.9, 0.6, 8.0), (0.9, None, 8.0)],
@@ -264,31 +225,6 @@ def test_concur_moves_its_window(use: float, hit_rate: float | None, window: flo
     """Plus 2 under 0.2 of use; half over 0.5 if hits are under 0.2; else unchanged."""
     policy = bound("Concur", StillEngine(), first_window=8.0)
     assert policy.next_window(use, hit_rate) == window
-
-
-def test_concur_holds_the_jobs_that_came_last() -> None:
-    """With a window of 2, the third job's return waits."""
-    engine = StillEngine()
-    turns = [engine.add_turn(engine.add_job(name, 100)) for name in ("a", "b", "c")]
-    policy = bound("Concur", engine, first_window=2.0)
-    assert [policy.why_wait(turn) is not None for turn in turns] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("limit_s", "waited_s", "is_in"),
-    [(1800.0, 40.0, False), (1800.0, 1801.0, True), (None, 299.0, False), (None, 301.0, True)],
-)
-def test_progress_ttl_forces_a_resume_after_its_limit(
-    limit_s: float | None, waited_s: float, is_in: bool
-) -> None:
-    """A turn that does not fit is let in after 1,800 s, or with no rate known after 300 s."""
-    engine = StillEngine()
-    engine.add_turn(engine.add_job("running", 900), running_s=1.0)
-    turn = engine.add_turn(engine.add_job("job", 500, idle_s=9.0), waited_s=waited_s)
-    policy = bound("ProgressTTL", engine, force_resume_s=limit_s)
-    policy.paused = {"job"}
-    policy.tick()
-    assert (policy.why_wait(turn) is None) is is_in
 
 
 def test_mori_sends_the_job_that_idles_most_away() -> None:

@@ -19,16 +19,19 @@ COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVERS = ("vllm-1:8000", "vllm-2:8000")
 
 
-def test_the_files_that_the_compose_file_mounts_exist() -> None:
+@pytest.mark.parametrize(("name", "number"), [("containers", 5), ("grafana", 4)])
+def test_the_files_that_a_compose_file_mounts_exist(name: str, number: int) -> None:
     """Docker would make an empty folder of each missing file."""
-    mounted = [
-        volume.partition(":")[0]
-        for service in COMPOSE["services"].values()
-        for volume in service["volumes"]
-        if volume.startswith(".")
-    ]
-    assert len(mounted) == 5
-    assert [path for path in mounted if not (FOLDER / path).exists()] == []
+    folder = FOLDER.parent / name
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"].values()
+    mounted = [volume.partition(":")[0] for each in services for volume in each["volumes"]]
+    files = [path for path in mounted if path.startswith(".")]
+    assert len(files) == number
+    assert [path for path in files if not (folder / path).exists()] == []
+
+
+def test_the_image_is_built_from_a_file_that_is_there() -> None:
+    """Of the first server; the second one takes its image."""
     dockerfile = COMPOSE["services"]["vllm-1"]["build"]["dockerfile"]
     assert (FOLDER / "../.." / dockerfile).is_file()
 

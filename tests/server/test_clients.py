@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -21,19 +20,10 @@ from agentkv.server.demo_model import MODEL_NAME
 from agentkv.server.process import ServerProcess
 from tests.server.chat import agentkv_get, metric, wait_for
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:litellm"),
-]
+pytestmark = pytest.mark.server
 
 MESSAGES: Any = [{"role": "user", "content": "List the files of this folder. " * 16}]
 REQUEST: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4}
-STREAM = {**REQUEST, "stream": True, "stream_options": {"include_usage": True}}
-
-
-def by_anthropic(root_url: str) -> None:
-    with anthropic.Anthropic(base_url=root_url, api_key="none") as client:
-        client.messages.create(**REQUEST)
 
 
 def by_anthropic_stream(root_url: str) -> None:
@@ -49,17 +39,6 @@ def by_openai(root_url: str) -> None:
         client.chat.completions.create(**REQUEST)
 
 
-def by_litellm(root_url: str) -> None:
-    litellm = importlib.import_module("litellm")  # slow, and used here alone
-    options = {"model": "hosted_vllm/tiny", "api_base": f"{root_url}/v1", "max_tokens": 4}
-    litellm.completion(**options, messages=MESSAGES)
-
-
-def by_httpx_stream(root_url: str) -> None:
-    with httpx.stream("POST", f"{root_url}/v1/chat/completions", json=STREAM, timeout=60) as reply:
-        list(reply.iter_lines())
-
-
 def by_requests(root_url: str) -> None:
     job = agentkv.current_job()
     assert job is not None
@@ -70,17 +49,11 @@ def by_requests(root_url: str) -> None:
     requests.post(url, json=body, headers=headers, timeout=60).raise_for_status()
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [by_anthropic, by_anthropic_stream, by_openai, by_litellm, by_httpx_stream, by_requests],
-)
+@pytest.mark.parametrize("ask", [by_anthropic_stream, by_openai, by_requests])
 def test_a_session_is_a_job_with_any_client(
-    ask: Callable[[str], None],
-    tiny_continuum_server: ServerProcess,
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[str], None], tiny_continuum_server: ServerProcess
 ) -> None:
     """Its turns are pinned, the second finds the first in the cache, and leaving frees them."""
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or its import asks the network
     root_url = tiny_continuum_server.root_url
     server = agentkv.ServerAPI(root_url)
     with agentkv.session(server=root_url) as job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +90,3 @@ def test_continuum_passes(
     assert [row["blocks_after"] for row in pinned] == [row["blocks_full"] for row in pinned]
     assert last["blocks_after"] == 0
     assert json.loads((tmp_path / "verify_pin.json").read_text()) == document
-
-
-def test_other_traffic_is_noticed(
-    tiny_continuum_server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Status 1 if others use the server meanwhile, since usage is then not the job's alone."""
-    is_over = threading.Event()
-    body = {"model": "tiny", "prompt": "other work", "max_tokens": 8, "temperature": 0}
-
-    def work() -> None:
-        while not is_over.wait(0.5):
-            httpx.post(f"{tiny_continuum_server.base_url}/completions", json=body, timeout=60)
-
-    other = threading.Thread(target=work)
-    other.start()
-    try:
-        status, document, _ = verify(tiny_continuum_server, capsys)
-    finally:
-        is_over.set()
-        other.join()
-    assert status == 1
-    assert document["num_foreign_requests"] > 0

@@ -52,12 +52,12 @@ def play(server: ServerProcess) -> tuple[list[list[int]], list[int]]:
     return replies, cached
 
 
-def check(server: ServerProcess, stock: ServerProcess, *, most_resident: int) -> None:
-    """Every second turn finds its whole first turn, the statistics learn it, and stock without a
-    tier, with ample memory, says the same."""
+def check(server: ServerProcess, other: ServerProcess, *, most_resident: int) -> None:
+    """Every second turn finds its whole first turn, the statistics learn it, and another server,
+    without a tier and with ample memory, says the same."""
     loaded = metric(server, LOADED)
     replies, cached = play(server)
-    assert replies == play(stock)[0]
+    assert replies == play(other)[0]
     context_tokens = (PROMPT_TOKENS + REPLY_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
     assert cached == [context_tokens] * NUM_JOBS
     assert metric(server, LOADED) - loaded >= (NUM_JOBS - most_resident) * context_tokens
@@ -65,10 +65,10 @@ def check(server: ServerProcess, stock: ServerProcess, *, most_resident: int) ->
 
 
 def test_evicted_contexts_come_back_with_the_same_output(
-    scarce_server: ServerProcess, tiny_fcfs_server: ServerProcess
+    scarce_server: ServerProcess, tiny_continuum_server: ServerProcess
 ) -> None:
     """By the tier, over a fast link."""
-    check(scarce_server, tiny_fcfs_server, most_resident=12)
+    check(scarce_server, tiny_continuum_server, most_resident=12)
 
 
 @pytest.mark.long

@@ -69,10 +69,3 @@ def test_no_connection_gets_a_servers_port_by_itself() -> None:
     if not given.exists():
         pytest.skip("not Linux")
     assert free_port() < int(given.read_text().split()[0])
-
-
-def test_urls_name_the_port() -> None:
-    """base_url is for OpenAI clients, and has the port."""
-    port = free_port()
-    server = ServerProcess("model", port=port)
-    assert server.base_url == f"http://127.0.0.1:{port}/v1"

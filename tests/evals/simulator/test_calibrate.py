@@ -66,11 +66,11 @@ def test_a_server_that_hides_its_recurrent_layers_is_not_measured() -> None:
 
 @pytest.mark.server
 def test_a_server_is_measured_and_simulated(
-    tiny_fcfs_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_continuum_server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A measured profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
-    flags = ["--base-url", tiny_fcfs_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
+    flags = ["--base-url", tiny_continuum_server.base_url, "--out", str(out), "--name", "tiny-cpu"]
     flags += ["--rounds", "2", "--json"]
     assert main(flags) == 0
     profile = json.loads(capsys.readouterr().out)

@@ -11,7 +11,7 @@ from google.adk.models.lite_llm import LiteLlm
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 
 def agent(name: str = "lead", instructions: str = "You help.", **options: Any) -> LlmAgent:
@@ -48,20 +48,12 @@ def helper(**options: Any) -> LlmAgent:
     return agent("helper", "PLAN-helper", description="Helps.", **options)
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run() for _ in range(3)))
-
-
 main(
     {
-        "sync": run_sync,
-        "async": run,
         "stream": lambda: run(stream=True),
-        "parallel": lambda: run("PLAN-parallel"),
         "children": lambda: run("PLAN-delegate", tools=[AgentTool(helper())]),
         "handoff": lambda: run("PLAN-transfer", sub_agents=[helper()]),
-        "many": many,
-        "fails": lambda: run("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run()),
-    }
+    },
+    run=run_sync,
+    run_async=run,
 )

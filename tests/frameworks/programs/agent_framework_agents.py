@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from agent_framework import Agent, tool
 from agent_framework.openai import OpenAIChatCompletionClient
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 TOOLS = [tool(shell, approval_mode="never_require"), tool(lookup, approval_mode="never_require")]
 
@@ -32,18 +31,4 @@ async def children() -> str:
     return await run("PLAN-delegate", tools=[helper.as_tool()])
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run() for _ in range(3)))
-
-
-main(
-    {
-        "async": run,
-        "stream": stream,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "many": many,
-        "fails": lambda: run("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run()),
-    }
-)
+main({"stream": stream, "children": children}, run_async=run)

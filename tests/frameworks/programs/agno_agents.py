@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from agno.agent import Agent
 from agno.models.openai.like import OpenAILike
 from agno.team import Team
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 
 def model() -> OpenAILike:
@@ -53,21 +52,8 @@ def handoff() -> str:
     return team.run("PLAN-member").content
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
 main(
-    {
-        "sync": run,
-        "async": run_async,
-        "stream": stream,
-        "stream_async": stream_async,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "handoff": handoff,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
+    {"stream": stream, "stream_async": stream_async, "children": children, "handoff": handoff},
+    run=run,
+    run_async=run_async,
 )

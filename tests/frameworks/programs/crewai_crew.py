@@ -53,13 +53,12 @@ async def many_async() -> list[str]:
 
 main(
     {
-        "sync": run,
-        "async": run_async,
         "crew": crew,
-        "parallel": lambda: run("PLAN-parallel"),
         "children": children,
         "many": many,
         "many_async": many_async,
         "fails": lambda: run("PLAN-fails"),
-    }
+    },
+    run=run,
+    run_async=run_async,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import dspy
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 dspy.configure(
     lm=dspy.LM(f"hosted_vllm/{MODEL}", api_base=BASE_URL, api_key="key", cache=False),
@@ -34,17 +33,4 @@ def children() -> str:
     return run("PLAN-delegate", tools=[ask_helper])
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
-main(
-    {
-        "sync": run,
-        "async": run_async,
-        "children": children,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
-)
+main({"children": children}, run=run, run_async=run_async)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 TOOLS = [create_tool_from_function(shell), create_tool_from_function(lookup)]
 
@@ -44,19 +43,4 @@ def children() -> str:
     return run("PLAN-delegate", tools=[create_tool_from_function(ask_helper)])
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
-main(
-    {
-        "sync": run,
-        "async": run_async,
-        "stream": stream,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
-)
+main({"stream": stream, "children": children}, run=run, run_async=run_async)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain.tools import tool
 from langchain_openai import ChatOpenAI
-from program import MODEL, cancel_during_a_tool, lookup, main, shell
+from program import MODEL, lookup, main, shell
 
 TOOLS = [tool(shell), tool(lookup)]
 
@@ -60,21 +59,13 @@ def many_threads() -> list[str]:
         return list(pool.map(run, ["PLAN-two"] * 3))
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
 main(
     {
-        "sync": run,
-        "async": run_async,
         "stream": stream,
         "stream_async": stream_async,
-        "parallel": lambda: run("PLAN-parallel"),
         "children": children,
-        "many": many,
         "many_threads": many_threads,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
+    },
+    run=run,
+    run_async=run_async,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.llms.openai_like import OpenAILike
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 
 
 def agent(instructions: str = "You help.", *, stream: bool = False, **options: Any) -> Any:
@@ -49,19 +48,4 @@ async def handoff() -> str:
     return str(await AgentWorkflow(agents=[lead, helper], root_agent="lead").run("PLAN-handoff"))
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run() for _ in range(3)))
-
-
-main(
-    {
-        "async": run,
-        "stream": stream,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "handoff": handoff,
-        "many": many,
-        "fails": lambda: run("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run()),
-    }
-)
+main({"stream": stream, "children": children, "handoff": handoff}, run_async=run)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from program import MODEL, cancel_during_a_tool, lookup, main, shell
+from program import MODEL, lookup, main, shell
 
 from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 
@@ -56,22 +55,14 @@ async def handoff_streamed() -> str:
     return await stream("PLAN-delegate", handoffs=[helper()])
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
 main(
     {
-        "sync": run,
-        "async": run_async,
         "stream": stream,
         "chat": chat,
-        "parallel": lambda: run("PLAN-parallel"),
         "children": children,
         "handoff": handoff,
         "handoff_streamed": handoff_streamed,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
+    },
+    run=run,
+    run_async=run_async,
 )

@@ -59,12 +59,31 @@ async def cancel_during_a_tool(run: Coroutine[Any, Any, Any]) -> str:
     return "not cancelled"
 
 
-def main(cases: Mapping[str, Callable[[], Any]]) -> None:
-    """Run the cases named on the command line, or else line by line on stdin; print the answers."""
+def main(
+    cases: Mapping[str, Callable[[], Any]],
+    *,
+    run: Callable[..., Any] | None = None,
+    run_async: Callable[..., Any] | None = None,
+) -> None:
+    """Run the cases named on the command line, or else line by line on stdin; print the answers.
+
+    run, run_async: an agent's run of a task, of which the cases are made that all programs have.
+    """
     if "--instrument" in sys.argv:
         import agentkv
 
         agentkv.instrument()
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(run_async() for _ in range(3)))
+
+    cases = {
+        **{"sync": run, "async": run_async, "many": many},
+        "parallel": lambda: (run or run_async)("PLAN-parallel"),
+        "fails": lambda: run_async("PLAN-fails"),
+        "cancelled": lambda: cancel_during_a_tool(run_async()),
+        **cases,
+    }
     # one for all: some frameworks keep their connections to the server, which belong to a loop
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from program import MODEL, cancel_during_a_tool, lookup, main, shell
+from program import MODEL, lookup, main, shell
 from pydantic_ai import Agent
 
 agent = Agent(f"openai-chat:{MODEL}", instructions="You help.", tools=[shell, lookup])
@@ -48,21 +46,8 @@ async def children() -> str:
     return (await lead.run("PLAN-delegate")).output
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
 main(
-    {
-        "sync": run,
-        "async": run_async,
-        "stream": stream,
-        "stream_events": stream_events,
-        "iterated": iterated,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
+    {"stream": stream, "stream_events": stream_events, "iterated": iterated, "children": children},
+    run=run,
+    run_async=run_async,
 )

@@ -38,12 +38,11 @@ def many() -> list[Any]:
 
 main(
     {
-        "sync": run,
         "stream": stream,
-        "parallel": lambda: run("PLAN-parallel"),
         "code": lambda: run("PLAN-code", kind=CodeAgent),
         "children": children,
         "many": many,
         "fails": lambda: run("PLAN-fails"),
-    }
+    },
+    run=run,
 )

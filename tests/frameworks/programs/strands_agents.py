@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from program import BASE_URL, MODEL, cancel_during_a_tool, lookup, main, shell
+from program import BASE_URL, MODEL, lookup, main, shell
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
@@ -42,19 +41,4 @@ def children() -> str:
     return run("PLAN-delegate", tools=[ask_helper])
 
 
-async def many() -> list[str]:
-    return await asyncio.gather(*(run_async() for _ in range(3)))
-
-
-main(
-    {
-        "sync": run,
-        "async": run_async,
-        "stream": stream,
-        "parallel": lambda: run("PLAN-parallel"),
-        "children": children,
-        "many": many,
-        "fails": lambda: run_async("PLAN-fails"),
-        "cancelled": lambda: cancel_during_a_tool(run_async()),
-    }
-)
+main({"stream": stream, "children": children}, run=run, run_async=run_async)

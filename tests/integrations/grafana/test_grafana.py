@@ -86,15 +86,6 @@ def test_panels_do_not_overlap_and_ask_the_chosen_data_source() -> None:
     assert {panel["datasource"]["uid"] for panel in PANELS} == {"${datasource}"}
 
 
-def test_the_compose_file_mounts_what_is_there() -> None:
-    """Every file that Prometheus and Grafana are given exists."""
-    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
-    mounts = [mount for service in services.values() for mount in service["volumes"]]
-    sources = [mount.partition(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(sources) == 4
-    assert all((FOLDER / source).exists() for source in sources)
-
-
 @contextmanager
 def prometheus_of(server: ServerProcess, folder: Path) -> Iterator[httpx.Client]:
     """A Prometheus with the shipped configuration that scrapes this server every second."""

@@ -78,11 +78,6 @@ def openhands(what: str) -> Sent:
     return Sent(f"OpenHands, {what}", "/v1/chat/completions", {}, body, {"job_id": SESSION})
 
 
-def nameless(agent: str, tool: str | None, **fields: Any) -> Sent:
-    """A request of an agent that sends nothing but its user agent."""
-    return Sent(agent, "/v1/chat/completions", {"user-agent": agent}, chat(tool, **fields))
-
-
 CHILD_OF_CLAUDE = {"job_id": f"{SESSION}/a1b2", "parent_job_id": SESSION}
 CHILD_OF_CODEX = {"job_id": THREAD, "parent_job_id": SESSION}
 SENT = [
@@ -106,12 +101,6 @@ SENT = [
     ),
     openhands("main"),
     openhands("sub-agent"),
-    nameless("QwenCode/0.24.4 (linux; x64)", "run_shell_command"),
-    nameless("ai-sdk/openai-compatible/3.0.37", "run_commands", tool_choice="auto"),  # Cline
-    nameless("ls/JS 5.23.2", "Bash"),  # Continue
-    nameless("OpenAI/JS 6.26.0", "bash", store=False),  # pi
-    nameless("OpenAI/Python 2.54.0", "shell"),  # gptme
-    nameless("OpenAI/Python 2.20.0", None),  # aider
 ]
 
 

@@ -141,13 +141,7 @@ async def test_the_front_end_knows_clients_under_stock_policies() -> None:
 @pytest.mark.parametrize(
     ("headers", "xargs"),
     [
-        ({"Thread-Id": "codex"}, {"job_id": "codex"}),
-        ({"x-session-id": "o", "x-parent-session-id": "p"}, {"job_id": "o", "parent_job_id": "p"}),
-        (
-            {"x-dynamo-session-id": "d", "x-dynamo-session-final": "True"},
-            {"job_id": "d", "is_last_step": 1},
-        ),
-        ({"session-id": "c", "x-parent-session-id": ""}, {"job_id": "c"}),
+        ({"Thread-Id": "codex", "x-parent-session-id": ""}, {"job_id": "codex"}),
         ({"X-Chat": "c", "X-Session-ID": "s"}, {"job_id": "c"}),
         ({"X-Room": "r", "X-Chat": "c"}, {"job_id": "r"}),
         ({"X-Room": "", "X-Chat": "c"}, {"job_id": "c"}),

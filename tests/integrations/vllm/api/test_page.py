@@ -291,35 +291,6 @@ def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
         assert page.evaluate(ground) == grounds["dark"]
 
 
-def test_states_differ_in_shape(chromium: Any, five_states: str) -> None:
-    """Lanes show tools and pinned KV as bands of other heights, not just of other colours."""
-    with page_of(chromium, five_states) as page:
-        page.wait_for_selector("article:nth-child(2) td.job")
-        tops = {
-            state: page.eval_on_selector_all(
-                f".lane path.{state}",
-                "paths => paths.map(path => Math.round(path.getBBox().height))",
-            )[0]
-            for state in ("running", "tool", "pinned", "evicted")
-        }
-        assert tops == {"running": 10, "tool": 10, "pinned": 5, "evicted": 2}
-
-
-def test_curves_go_on_after_a_reload(chromium: Any, five_states: str) -> None:
-    """The page itself keeps what its curves are drawn from."""
-    with page_of(chromium, five_states) as page:
-        page.wait_for_selector("#total-queue")
-        page.evaluate("""() => {
-            const samples = JSON.parse(sessionStorage.getItem("agentkv-curves"));
-            const earlier = {...samples[0], at: samples[0].at - 60, waiting: 99};
-            sessionStorage.setItem("agentkv-curves", JSON.stringify([earlier, ...samples]));
-        }""")
-        page.reload()
-        page.wait_for_selector("#total-queue[value='6']")
-        line = page.get_attribute("div:has(> dd > #total-queue) .line-0", "d")
-        assert line.startswith("M")
-
-
 def test_the_page_works_with_a_keyboard(chromium: Any, five_states: str) -> None:
     """Tab goes through all controls in the order of the page; the table has headers, lanes and the
     pool have names."""

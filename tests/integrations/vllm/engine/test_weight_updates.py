@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from vllm.v1.engine.core import EngineCoreProc
@@ -11,7 +11,6 @@ from vllm.v1.request import RequestStatus
 
 from agentkv.integrations.vllm.api import engine_side
 from tests.integrations.vllm.harness import Engine
-from tests.soak.agents import Agents
 from tests.stepped_engine import prompt_of
 
 HELD: dict[str, Any] = {"policy": "continuum", "ttl": "fixed", "fixed_ttl_s": 100.0}
@@ -215,88 +214,3 @@ def test_an_id_that_comes_back_after_its_job_is_a_new_job() -> None:
     new = retention.jobs.get("a_0")
     assert (new.num_turns, new.last_turn, new.running, new.num_diverged) == (1, 1, [], 0)
     assert new.order > retention.jobs.get("other").order > old.order
-
-
-class Updates(Agents):
-    """Random agents and their trainer; every block knows which weights filled it."""
-
-    weights: ClassVar[dict[str, int]] = {
-        **Agents.weights,
-        **{"pause": 8, "resume": 10, "reset": 4, "sleep": 2},
-    }
-
-    def __init__(self, seed: str, **given: Any) -> None:
-        shape = {"num_blocks": 60, "max_num_seqs": 4, "ttl": "fixed", "fixed_ttl_s": 20.0}
-        super().__init__(seed, **{**shape, "prefill_reload_s": [0.0, 0.05, 0.0], **given})
-        self.trainer = Trainer(self.engine)
-        self.num_resets = self.num_held_over_pauses = 0
-        self.stale: set[int] = set()
-        """Blocks that were filled before the last reset, and not since."""
-        self._spy()
-
-    def _spy(self) -> None:
-        """Note each reset that vLLM says it has done, and each block that is filled again."""
-        pool = self.engine.pool
-        reset, get_new_blocks = pool.reset_prefix_cache, pool.get_new_blocks
-
-        def noted_reset() -> bool:
-            is_done = bool(reset())
-            assert len(self.engine.retention.pins) == 0
-            if is_done:
-                self.num_resets += 1
-                self.stale = {block.block_id for block in pool.blocks[1:]}
-            return is_done
-
-        def noted_blocks(num_blocks: int) -> Any:
-            blocks = get_new_blocks(num_blocks)
-            self.stale.difference_update(block.block_id for block in blocks)
-            return blocks
-
-        pool.reset_prefix_cache, pool.get_new_blocks = noted_reset, noted_blocks
-
-    def check(self) -> None:
-        self.trainer.idle()
-        super().check()
-        for pin in self.engine.retention.pins:
-            assert not self.stale.intersection(block.block_id for block in pin.blocks), pin
-
-    def sampling(self) -> dict[str, Any]:
-        return {"cache_salt": self.rng.choice([None, None, "v1", "v2"])}
-
-    def can_clear(self) -> bool:
-        """vLLM refuses while a connector loads, and a step under way would be lost."""
-        return not (self.has_tier or self.engine.in_flight)
-
-    def pause(self) -> None:
-        mode = self.rng.choice(["abort", "keep", "wait"])
-        clear = self.rng.random() < 0.5 and self.can_clear()
-        held = self.engine.pinned
-        self.trainer.pause_scheduler(mode, clear)
-        if held and not clear and mode == "keep":
-            assert self.engine.pinned == held
-            self.num_held_over_pauses += 1
-
-    def resume(self) -> None:
-        self.trainer.wake_up()
-
-    def sleep(self) -> None:
-        if self.can_clear() and not self.trainer._idle_state_callbacks:
-            self.trainer.sleep(self.rng.choice([1, 2]))
-
-
-WORLDS = [
-    (is_async, policy, with_tier)
-    for is_async in (False, True)
-    for policy, with_tier in (("continuum", False), ("agentkv", False), ("agentkv", True))
-]
-
-
-@pytest.mark.parametrize(("is_async", "policy", "with_tier"), WORLDS)
-def test_no_pin_outlives_a_reset(is_async: bool, policy: str, with_tier: bool) -> None:
-    """In a random run no pinned block was ever filled before the last reset, pins outlive a pause
-    that keeps the cache, and no block is lost."""
-    tier = {"offload_bytes": OFFLOADED} if with_tier else {}
-    updates = Updates("5", is_async=is_async, policy=policy, **tier)
-    updates.play(5000)
-    assert updates.num_resets > 8
-    assert updates.num_held_over_pauses > 2

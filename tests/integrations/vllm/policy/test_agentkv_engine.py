@@ -84,21 +84,6 @@ def test_a_waiting_turn_takes_the_tail_of_the_newest_jobs_pin() -> None:
     assert 0 < event["hit_length"] == left_blocks * 16
 
 
-def test_a_waiting_turn_leaves_earlier_jobs_alone_while_anything_runs() -> None:
-    """It waits; once nothing runs it takes what it needs."""
-    engine = engine_of()
-    pin_jobs(engine, "a", "b")
-    engine.add(prompt_of(100, salt=8), max_tokens=12, job_id="x")
-    engine.step()
-    press(engine)
-    waiting = engine.add(prompt_of(22 * 16, salt=9), max_tokens=20, job_id="y")
-    engine.step()
-    assert engine.waiting() == [waiting]
-    assert engine.pinned == {"a": 10, "b": 10}
-    engine.run()
-    assert engine.pinned["a"] == 10
-
-
 @pytest.mark.parametrize("is_pressed", [False, True])
 def test_a_running_turn_takes_idle_blocks_before_anything_is_preempted(is_pressed: bool) -> None:
     """Even those of earlier jobs, the newest's first, from the end; though another turn runs."""

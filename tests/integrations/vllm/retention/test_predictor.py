@@ -61,23 +61,6 @@ def test_a_slow_reply_frees_as_soon_as_it_is_read(
     assert pins_total(engine) == {"slow": 1}
 
 
-def test_a_busy_engine_decides_before_its_next_step(
-    attached: tuple[Engine, queue.SimpleQueue[Any]],
-) -> None:
-    """It need not be idle."""
-    engine, wakes = attached
-    engine.vocabulary.is_open.clear()
-    engine.add(prompt_of(100, salt=5), max_tokens=30)
-    engine.add(prompt_of(100), reply=SLOW, job_id="a")
-    engine.steps(10)
-    assert engine.pinned == {"a": 6}
-    engine.vocabulary.is_open.set()
-    wakes.get(timeout=LIMIT_S)
-    engine.step()
-    assert engine.pinned == {}
-    assert engine.running()
-
-
 def test_an_undecided_pin_yields_to_pressure(
     attached: tuple[Engine, queue.SimpleQueue[Any]],
 ) -> None:
