@@ -1,4 +1,4 @@
-"""What `agentkv explain` prints; reasons on vLLM's scheduler: tests/integrations/vllm/watch/test_why.py."""
+"""What `agentkv explain` prints; the reasons: tests/integrations/vllm/watch/test_why.py."""
 
 from __future__ import annotations
 
