@@ -1,7 +1,7 @@
 """The default predictor: a first guess from the command's text, corrected by every run like it.
 
 Parts of a command (a program, an option, a target) each have a weight, which the guess is corrected
-by. Four levels of likeness, from the same program to the very same text, each keep a cell: weight,
+by. Three levels of likeness, from the same program to the very same text, each keep a cell: weight,
 mean and spread of ln(seconds) of its runs. A prediction is the Normal-Inverse-Gamma posterior of
 one level after the other, each the prior of the next; recent runs count more. Source: Murphy,
 "Conjugate Bayesian analysis of the Gaussian distribution" (2007), section 6, and, for the weights,
@@ -15,24 +15,22 @@ import math
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.programs import TABLES, module_of
 from agentkv.durations.prediction import (
     ROUND_TRIP_S,
-    Distribution,
     LogNormal,
     Prediction,
-    counted,
-    cut_at,
     prediction,
     summary,
     verdict,
 )
 from agentkv.durations.typical import FirstGuess, first_guess, mode_of
 
-PRIOR_WEIGHT, PRIOR_SHAPE = 2.5, 1.5
+PRIOR_WEIGHT, PRIOR_SHAPE = 1.5, 1.5
 """Runs that a level's prior counts for: in the mean, and twice in the spread."""
 DECAY = 0.75
 """Each run of a level counts this much less than the next: an effective window of 5."""
@@ -47,8 +45,8 @@ MAX_CELLS, MAX_WEIGHTS, MAX_READ = 4096, 8192, 256
 SURE_FAST, SURE_SLOW = 0.75, 0.65
 """Probabilities above which a command is called fast or slow; ours are calibrated."""
 TTL_SHARE, MAX_FAST_TTL_S = 0.95, 10.0
-LEVEL_NAMES = ("the same program", "the same options and target", "the same words", "this command")
-THIS_COMMAND = 3
+LEVEL_NAMES = ("the same program", "the same words", "this command")
+THIS_COMMAND = 2
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _FILTERS = frozenset(TABLES["words"]["filters"].split())
 """They shape another program's output; their own time hardly counts."""
@@ -90,15 +88,11 @@ class CellEstimator:
         self._cells: OrderedDict[str, Cell] = OrderedDict()
         self._weights: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Mean and variance of what each part adds to ln(seconds)."""
-        self._readings: OrderedDict[str, _Reading] = OrderedDict()
 
     def predict(self, command: CommandAnalysis) -> Prediction:
-        reading = self._read(command)
+        reading = _read(command)
         guess = reading.guess
-        normal, seen = self._posterior(reading)
-        distribution: Distribution = normal
-        if guess.limit_s is not None:
-            distribution = cut_at(normal, guess.limit_s)
+        distribution, seen = self._posterior(reading)
         speed = verdict(distribution, SURE_FAST, SURE_SLOW)
         # nothing unknown may make it fast, nor be what makes it slow
         if not seen and guess.unknown_share > (0.0 if speed == "fast" else 0.5):
@@ -112,7 +106,7 @@ class CellEstimator:
         )
 
     def observe(self, command: CommandAnalysis, duration_s: float, *, censored: bool) -> None:
-        reading = self._read(command)
+        reading = _read(command)
         ln_s = math.log(min(max(duration_s, _SHORTEST_S), _LONGEST_S))
         if censored:
             ln_s, _ = self._posterior(reading)[0].beyond(math.exp(ln_s))
@@ -125,17 +119,6 @@ class CellEstimator:
         while len(self._cells) > MAX_CELLS:
             self._cells.popitem(last=False)
 
-    def _read(self, command: CommandAnalysis) -> _Reading:
-        reading = self._readings.get(command.text)
-        if reading is None:
-            guess = first_guess(command)
-            levels, parts = keys_of(command, guess.main)
-            reading = _Reading(guess, tuple(map(_digest, levels)), tuple(map(_digest, parts)))
-            self._readings[command.text] = reading
-            if len(self._readings) > MAX_READ:
-                self._readings.popitem(last=False)
-        return reading
-
     def _posterior(self, reading: _Reading) -> tuple[LogNormal, list[str]]:
         """Return the distribution, and the number of runs of each level that has any."""
         guess = reading.guess
@@ -147,7 +130,8 @@ class CellEstimator:
         for place, level in enumerate(reading.levels):
             cell = self._cells.get(level)
             if cell is not None:
-                seen.append(f"{counted(cell.num_runs, 'run')} of {LEVEL_NAMES[place]}")
+                runs = "1 run" if cell.num_runs == 1 else f"{cell.num_runs} runs"
+                seen.append(f"{runs} of {LEVEL_NAMES[place]}")
                 added = 0.0 if place == THIS_COMMAND else math.log(guess.repeats)
                 share = cell.weight / (cell.weight + PRIOR_WEIGHT)
                 distance = cell.mean + added - mean
@@ -155,7 +139,7 @@ class CellEstimator:
                 squares += PRIOR_WEIGHT * share * distance**2
                 mean += share * distance
                 variance = (2 * PRIOR_SHAPE * variance + squares) / (2 * PRIOR_SHAPE + cell.weight)
-        return LogNormal(mean, math.sqrt(variance)), seen
+        return LogNormal(mean, math.sqrt(variance), guess.limit_s), seen
 
     def _added_by(self, parts: tuple[str, ...]) -> tuple[float, float]:
         """Return mean and variance of what these parts together add to ln(seconds)."""
@@ -198,36 +182,32 @@ class CellEstimator:
             self._weights[str(part)] = float(mean), float(variance)
 
 
+@lru_cache(maxsize=MAX_READ)
+def _read(command: CommandAnalysis) -> _Reading:
+    guess = first_guess(command)
+    levels, parts = keys_of(command, guess.main)
+    return _Reading(guess, tuple(map(_digest, levels)), tuple(map(_digest, parts)))
+
+
 def keys_of(command: CommandAnalysis, main: Program | None) -> tuple[list[str], list[str]]:
-    """Return the keys of a command's levels and its parts, each under 500 characters."""
-    text = f"text {command.text[:_MAX_KEY_CHARS]}"
+    """Return the keys of a command's levels, and its parts."""
+    text = f"text {command.text}"
     if main is None:
-        return ["", "", "", text], ["*"]
+        return ["", "", text], ["*"]
     core = [p for p in command.programs if p.name not in _FILTERS and not p.is_background] or [main]
-    # `python -m pip install x` is a `pip install x`
-    core, main = [module_of(p) for p in core], module_of(main)
-    parts, options, shapes, target = ["*"], [], [], ""
-    for program in core:
-        mode = mode_of(program)
-        words = program.argv[3:] if program.argv[1:2] == ("-C",) else program.argv[1:]
-        plain = [w.rstrip("/") if len(w) < 60 and " " not in w else "*" for w in words]
-        flags = sorted({_NUMBER.sub("0", word[:30]) for word in plain if word[:1] == "-"})[:8]
-        operands = [word for word in plain if word[:1] != "-"]
-        options += flags
-        shape = " ".join((program.name, *plain))[:_MAX_KEY_CHARS]
+    parts, shapes = ["*"], []
+    for program in map(module_of, core):  # `python -m pip install x` is a `pip install x`
+        given = program.argv[3:] if program.argv[1:2] == ("-C",) else program.argv[1:]
+        words = [word.rstrip("/") if len(word) < 60 and " " not in word else "*" for word in given]
+        shape = " ".join((program.name, *words))
         shapes.append(shape if program.name == "sleep" else _NUMBER.sub("0", shape))
-        own = f"{mode} {program.key}"
-        parts += [own, f"{mode} {program.name} *", *(f"{own} {w}" for w in (*flags, *operands))]
-        if program == main:
-            named = sum(part[:1] != "-" for part in program.key.split(":")[1:]) + bool(program.code)
-            target = "".join(operands[named:][:1])
+        own = f"{mode_of(program)} {program.key}"
+        named = [_NUMBER.sub("0", word) if word[:1] == "-" else word for word in words]
+        parts += [own, f"{mode_of(program)} {program.name} *", *(f"{own} {word}" for word in named)]
+    main = module_of(main)
     name = " ".join(main.argv) if main.name == "sleep" else main.key
-    together = "|".join(sorted({program.key for program in core}))
-    levels = [name, f"{together} {target} {' '.join(options)}", "; ".join(shapes)]
-    own_levels = [f"{n} {mode_of(main)} {level}"[:_MAX_KEY_CHARS] for n, level in enumerate(levels)]
-    return [*own_levels, text], [part[:_MAX_KEY_CHARS] for part in dict.fromkeys(parts)][
-        :_MAX_PARTS
-    ]
+    levels = [f"{mode_of(main)} {name}", f"{mode_of(main)}; {'; '.join(shapes)}", text]
+    return [level[:_MAX_KEY_CHARS] for level in levels], list(dict.fromkeys(parts))[:_MAX_PARTS]
 
 
 def _digest(key: str) -> str:
@@ -235,7 +215,7 @@ def _digest(key: str) -> str:
     return hashlib.blake2b(key.encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _explanation(guess: FirstGuess, seen: list[str], distribution: Distribution) -> str:
+def _explanation(guess: FirstGuess, seen: list[str], distribution: LogNormal) -> str:
     name = "nothing that lasts" if guess.main is None else f"`{guess.main.key}`"
     usual = f"{name}: usually about {guess.seconds:.2g} s"
     if guess.unknown_share > 0.5:

@@ -6,7 +6,6 @@ The policies read `speed`, `ttl_s` and `p_over`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, Protocol
@@ -38,28 +37,22 @@ class Distribution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AnyDistribution:
-    """A distribution made of two functions."""
-
-    p_over: Callable[[float], float]
-    quantile_s: Callable[[float], float]
-
-
-@dataclass(frozen=True, slots=True)
 class LogNormal:
-    """ln(seconds) is normal, with the median exp(mean_ln)."""
+    """ln(seconds) is normal, with the median exp(mean_ln), and all is stopped after `limit_s`."""
 
     mean_ln: float
     spread_ln: float
+    limit_s: float = math.inf
 
     def p_over(self, seconds: float) -> float:
-        if seconds <= 0:
-            return 1.0
+        if seconds <= 0 or seconds >= self.limit_s:
+            return float(seconds <= 0)
         distance = (math.log(seconds) - self.mean_ln) / self.spread_ln
         return 0.5 * math.erfc(distance / math.sqrt(2))
 
     def quantile_s(self, share: float) -> float:
-        return math.exp(self.mean_ln + self.spread_ln * NormalDist().inv_cdf(share))
+        seconds = math.exp(self.mean_ln + self.spread_ln * NormalDist().inv_cdf(share))
+        return min(seconds, self.limit_s)
 
     def beyond(self, seconds: float) -> tuple[float, float]:
         """Return mean and variance of ln(duration) of the runs that take longer than `seconds`."""
@@ -73,11 +66,6 @@ class LogNormal:
         return self.mean_ln + self.spread_ln * excess, self.spread_ln**2 * variance
 
 
-ANY_COMMAND = LogNormal(mean_ln=math.log(1.4), spread_ln=1.47)
-"""Any command of a coding agent. Source: on one Go project they have a median of 1.4 s and a 0.9
-quantile of 9.2 s (traces of entireio/cli)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """How long a command will run.
@@ -88,12 +76,18 @@ class Prediction:
     """
 
     speed: Speed
-    p50_s: float
-    p90_s: float
     ttl_s: float
     source: str
     explanation: str
     distribution: Distribution
+
+    @property
+    def p50_s(self) -> float:
+        return self.distribution.quantile_s(0.5)
+
+    @property
+    def p90_s(self) -> float:
+        return self.distribution.quantile_s(0.9)
 
     def p_over(self, seconds: float) -> float:
         """Return the probability, 0 to 1, that the command runs longer than `seconds`.
@@ -116,15 +110,8 @@ def prediction(
     speed: Speed, distribution: Distribution, fast_ttl_s: float, source: str, explanation: str
 ) -> Prediction:
     """Return the prediction with this speed; `fast_ttl_s` is its TTL if that is fast."""
-    return Prediction(
-        speed=speed,
-        p50_s=distribution.quantile_s(0.5),
-        p90_s=distribution.quantile_s(0.9),
-        ttl_s={"fast": fast_ttl_s, "slow": 0.0, "uncertain": UNCERTAIN_TTL_S}[speed],
-        source=source,
-        explanation=explanation,
-        distribution=distribution,
-    )
+    ttl_s = {"fast": fast_ttl_s, "slow": 0.0, "uncertain": UNCERTAIN_TTL_S}[speed]
+    return Prediction(speed, ttl_s, source, explanation, distribution)
 
 
 IN_BACKGROUND = prediction(
@@ -143,19 +130,13 @@ A_PERSON = prediction(
 )
 
 
-def cut_at(distribution: Distribution, limit_s: float) -> Distribution:
-    """Return the distribution of what is stopped after `limit_s`."""
-    return AnyDistribution(
-        lambda seconds: distribution.p_over(seconds) if seconds < limit_s else 0.0,
-        lambda share: min(distribution.quantile_s(share), limit_s),
-    )
-
-
 def within(found: Prediction, limit_s: float) -> Prediction:
     """Return the prediction for a call that comes back after `limit_s` at the latest.
 
     A fast one's pin outlasts the limit by the trip to the client and back.
     """
+    assert isinstance(found.distribution, LogNormal)
+    limit_s = min(limit_s, found.distribution.limit_s)
     speed, ttl_s = found.speed, found.ttl_s
     if limit_s <= FAST_S:
         speed, ttl_s = "fast", found.ttl_s or math.inf
@@ -164,17 +145,10 @@ def within(found: Prediction, limit_s: float) -> Prediction:
     return replace(
         found,
         speed=speed,
-        p50_s=min(found.p50_s, limit_s),
-        p90_s=min(found.p90_s, limit_s),
         ttl_s=min(ttl_s, limit_s + ROUND_TRIP_S),
         explanation=f"{found.explanation} The call comes back after {limit_s:g} s at the latest.",
-        distribution=cut_at(found.distribution, limit_s),
+        distribution=replace(found.distribution, limit_s=limit_s),
     )
-
-
-def counted(count: int, noun: str) -> str:
-    """Return `1 run`, `12 runs`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def summary(distribution: Distribution) -> str:

@@ -61,14 +61,12 @@ class FirstGuess:
     """Until the last awaited program usually ends."""
     main: Program | None
     """The program that usually takes longest."""
-    mode: str
-    """How its run differs from the program's usual ones: `question`, `plan`, `endless` ..."""
     is_wait: bool
     """True if it mostly waits for a time that its text gives."""
     unknown_share: float
     """Share of the time that unknown programs and waits take, 0 to 1."""
-    limit_s: float | None
-    """Seconds after which all of it is stopped."""
+    limit_s: float
+    """Seconds after which all of it is stopped; infinite if nothing stops it."""
     repeats: float
     """Duration of all runs of `main` as a multiple of one."""
 
@@ -102,14 +100,13 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         else:
             now_s += seconds
     whole_s = min(max(now_s, jobs_s), MAX_WAIT_S) + _OVERHEAD_S
-    limit_s = main.timeout_s if main else None
+    limit_s = (main and main.timeout_s) or math.inf
     return FirstGuess(
         seconds=whole_s,
         main=main,
-        mode=mode_of(main) if main else "",
         is_wait=waits_s > whole_s / 2,
         unknown_share=min(unknown_s / whole_s, 1.0),
-        limit_s=limit_s and limit_s + max(now_s - longest_s, 0.0),
+        limit_s=limit_s + max(now_s - longest_s, 0.0),
         repeats=repeats,
     )
 

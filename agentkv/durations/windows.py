@@ -53,6 +53,10 @@ class DurationWindow:
             return 0.0
         return bisect_right(self._sorted, duration_s) / len(self._sorted)
 
+    def p_over(self, seconds: float) -> float:
+        """Return the share of the window that is longer; 1 while empty."""
+        return 1.0 - self.share_at_most(seconds)
+
     def quantile_s(self, share: float) -> float:
         """Return the seconds that this share of the window does not exceed."""
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from agentkv.durations.prediction import AnyDistribution, Prediction, prediction
+from agentkv.durations.prediction import Prediction, prediction
 from agentkv.durations.windows import DurationWindow
 from agentkv.events import IdShared
 from agentkv.policies.jobs import START_TOKENS, Context, Job, Prompt
@@ -151,9 +151,8 @@ def next_turn_by(gaps: DurationWindow, what: str) -> Prediction | None:
     """When a conversation goes on, or is over, by MIN_GAPS gaps or more: those of `what`."""
     if len(gaps) < MIN_GAPS:
         return None
-    seen = AnyDistribution(lambda seconds: 1.0 - gaps.share_at_most(seconds), gaps.quantile_s)
     explanation = f"{len(gaps)} {what}."
-    return prediction("uncertain", seen, fast_ttl_s=0.0, source="gaps", explanation=explanation)
+    return prediction("uncertain", gaps, fast_ttl_s=0.0, source="gaps", explanation=explanation)
 
 
 @dataclass(slots=True, eq=False)
