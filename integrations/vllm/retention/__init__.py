@@ -105,11 +105,11 @@ class Host(Protocol):
     def num_free_blocks(self) -> int: ...
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of tokens, special ones included. For the background thread."""
+        """Return the text of tokens, special ones included. For the background thread."""
         ...
 
     def running_tokens(self) -> Iterable[tuple[str, int]]:
-        """The running requests, each with the tokens that it has in the cache."""
+        """Yield the running requests, each with the tokens that it has in the cache."""
         ...
 
     def free_blocks(self, blocks: Sequence[Any], fence: int) -> None:
@@ -117,15 +117,15 @@ class Host(Protocol):
         ...
 
     def tier_key(self, block_hashes: Sequence[Any]) -> Any:
-        """By which the KV tier knows the end of a context with these blocks; None without one."""
+        """Return the KV tier's key of the end of a context with these blocks; None without one."""
         ...
 
     def is_in_tier(self, tier_key: Any) -> bool:
-        """Whether the KV tier has what it knows by this key, ready to be loaded."""
+        """Return whether the KV tier has what it knows by this key, ready to be loaded."""
         ...
 
     def rank_changed(self, job_id: str | None) -> None:
-        """The waiting turns of this job (None: of all) have another place in the queue."""
+        """Give the waiting turns of this job (None: of all) their present place in the queue."""
         ...
 
     def wake_at(self, time_s: float) -> None:

@@ -77,7 +77,7 @@ class FairStore(Generic[Value]):
 
 
 class JobTable(FairStore[Job]):
-    """All jobs remembered, the longest idle first, and their turns; operations are O(clients)."""
+    """Remembers all jobs, the longest idle first, and their turns; operations are O(clients)."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class JobTable(FairStore[Job]):
         """Jobs of one turn."""
 
     def named(self, own_id: str) -> list[Job]:
-        """The MAX_NAMED latest jobs of all clients with this id."""
+        """Return the MAX_NAMED latest jobs of all clients with this id."""
         jobs = self._by_own_id.get(own_id, OrderedDict())
         return list(itertools.islice(reversed(jobs.values()), MAX_NAMED))
 
     def repeated(self, job_id: str, prompt: Prompt) -> Job | None:
-        """The job with this id if the prompt is again that of its last finished turn."""
+        """Return the job with this id if the prompt is again that of its last finished turn."""
         job = self.get(job_id)
         return job if job is not None and job.is_repeated_by(prompt) else None
 
@@ -121,7 +121,7 @@ class JobTable(FairStore[Job]):
             (self._short.pop if job.num_turns > 1 else self._short.move_to_end)(job.job_id)
 
     def lender(self, parent_id: str, job: Job | None) -> Job | None:
-        """The job in whose place a sub-agent's stands: that of its parent, or the parent's lender.
+        """Return the job in whose place a sub-agent's stands: its parent's, or that one's lender.
 
         A parent is another job, of which a turn has run. It lends its place to MAX_SUB_AGENTS at a
         time, of those that wait, run or are pinned.
@@ -171,7 +171,7 @@ class JobTable(FairStore[Job]):
         return len(self) > self._max_jobs or now_s >= self.next_lease_s
 
     def next_to_forget(self, now_s: float) -> Job | None:
-        """The job to forget now: idle beyond its lease, or one too many. None if there is none.
+        """Return the job to forget now: idle beyond its lease, or one too many; None without one.
 
         Of too many jobs one of the client that has most goes: one with a single turn and no pin
         if there is any among the longest idle, else the longest idle. A job with a request in the
@@ -193,7 +193,7 @@ class JobTable(FairStore[Job]):
         most: int,
         is_spared: Callable[[str], bool] = lambda job_id: False,
     ) -> Job | None:
-        """The first of up to `most` jobs without a request in the engine that is not spared."""
+        """Return the first of up to `most` jobs without a request in the engine and not spared."""
         for _ in range(min(most, len(jobs))):
             job = next(iter(jobs.values()))
             if not job.live and not is_spared(job.job_id):
@@ -203,7 +203,7 @@ class JobTable(FairStore[Job]):
 
 
 class RetainedEngine:
-    """The engine as its policy may look at it: an EngineView."""
+    """Shows the engine to its policy: an EngineView."""
 
     def __init__(
         self,

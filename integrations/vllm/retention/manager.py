@@ -42,7 +42,7 @@ MAX_DEPTH = 8
 
 
 class RetentionManager:
-    """The jobs of one engine and what they leave in the cache."""
+    """Follows the jobs of one engine, and decides what they leave in the cache."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class RetentionManager:
     # It has blocks, at first or again, or loses them
 
     def turn_admitted(self, request_id: str, *, hit_tokens: int) -> None:
-        """A request has its blocks: its job's pin ends, and evicted context is noticed."""
+        """End the pin of a job whose turn has its blocks, and notice evicted context."""
         turn = self.jobs.turns.get(request_id)
         self.admission.admitted(request_id, turn, hit_tokens)
         if turn is None:
@@ -227,7 +227,7 @@ class RetentionManager:
         self._emit(events.Admitted, job.job_id, turn, round(waited_s, 6))
 
     def turn_preempted(self, request_id: str) -> None:
-        """A running request has lost its blocks and waits again."""
+        """Note that a running request has lost its blocks and waits again."""
         self.admission.preempted(request_id)
         turn = self.jobs.turns.get(request_id)
         self._emit(events.Preempted, None if turn is None else turn.job.job_id)
@@ -237,8 +237,8 @@ class RetentionManager:
     # It ends
 
     def keeps_blocks(self, request_id: str, *, num_tokens: int) -> bool:
-        """True if a turn that ends now, after its first tokens and with `num_tokens` in the cache,
-        keeps its blocks.
+        """Return whether a turn that ends after its first tokens, with `num_tokens` cached, keeps
+        them.
 
         Asked before the blocks are popped. The TTL decided here is the one that `turn_ended` pins
         them with.
@@ -263,7 +263,7 @@ class RetentionManager:
         order: int = 0,
         kept: KeptBlocks = NO_BLOCKS,
     ) -> None:
-        """A request is over; `order` is the arrival number of one without a job.
+        """Take a request out; `order` is the arrival number of one without a job.
 
         `kept` are the blocks that it keeps; without any, they were freed. `reply` is called at
         once if it matters what the reply runs.
@@ -308,7 +308,7 @@ class RetentionManager:
         self._emit(events.Finished, job.job_id, turn, context, num_output, len(kept.blocks))
 
     def _abort(self, turn: Turn, context: Context, kept: KeptBlocks, now_s: float) -> None:
-        """The client has left a turn: what that has computed and keeps is the job's context."""
+        """Take what a turn that the client left has computed and keeps as the job's context."""
         job = turn.job
         if kept.blocks:
             if job.is_inferred and job.finished_s is None:
@@ -371,8 +371,8 @@ class RetentionManager:
             self._pin_manager.reschedule(pin)
 
     def _only_turn_ended(self, turn: Turn, reply: Callable[[], Reply] | None) -> None:
-        """A job has no turn in the engine any more: close it, or have the reply of a finished turn
-        read, after which its pin is decided about."""
+        """Close a job that has no turn in the engine any more, or have the reply of a finished
+        turn read, after which its pin is decided about."""
         job = turn.job
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
@@ -436,7 +436,7 @@ class RetentionManager:
 
     @property
     def next_due_s(self) -> float:
-        """When there will be something to do, as far as is known now; infinite: never."""
+        """Return when there will be something to do, as far as is known now; infinite: never."""
         times_s = (self.pins.next_expiry_s, self.inference.next_end_s, self.predictor.next_save_s)
         known_s = [time_s for time_s in times_s if time_s is not None]
         return min([self.jobs.next_lease_s, *known_s])
@@ -514,7 +514,7 @@ class RetentionManager:
         self._emit(events.Closed, job.job_id, job, reason)
 
     def cache_reset(self) -> None:
-        """vLLM's prefix cache is about to be reset: end all pins."""
+        """End all pins, since vLLM's prefix cache is about to be reset."""
         for pin in list(self.pins):
             self.end_pin(pin, "reset")
         for job in self.jobs:
@@ -524,8 +524,7 @@ class RetentionManager:
         self._emit(events.CacheReset)
 
     def pause_changed(self) -> None:
-        """vLLM is about to pause or to go on: the time between two turns says nothing of a tool if
-        that is in between."""
+        """Note a pause or its end: the time between two turns around it says nothing of a tool."""
         for job in self.jobs:
             job.has_paused = True
         self.costs.offload.paused()

@@ -22,7 +22,7 @@ from .jobs import JobTable
 
 
 class PinTable(Generic[Block]):
-    """At most one pin per job; the next expiry is known in O(1)."""
+    """Holds at most one pin per job; the next expiry is known in O(1)."""
 
     def __init__(self) -> None:
         self._pins: dict[str, Pin[Block]] = {}
@@ -94,7 +94,7 @@ class PinTable(Generic[Block]):
         return trimmed
 
     def newest_first(self) -> Sequence[Pin[Block]]:
-        """All pins, that of the job that arrived last first. Sorted once between two changes."""
+        """Return all pins, that of the newest job first. Sorted once between two changes."""
         if self._newest_first is None:
             pins = sorted(self._pins.values(), key=lambda pin: pin.job_order, reverse=True)
             self._newest_first = tuple(pins)  # policies get it, and must not change it
@@ -115,7 +115,7 @@ class PinTable(Generic[Block]):
         return len(self._holders)
 
     def num_blocks_of(self, client: str) -> int:
-        """Blocks pinned by at least one job of a client."""
+        """Count the blocks pinned by at least one job of a client."""
         if client:
             return len(self._holders_of.get(client, ()))
         return sum(len(pin.blocks) for pin in self if not pin.job_id.client)
@@ -140,7 +140,7 @@ class PinTable(Generic[Block]):
 
 
 class PinManager:
-    """The life of a pin, from a finished turn to its end."""
+    """Begins, changes and ends pins, from a finished turn on."""
 
     def __init__(
         self, host: Host, jobs: JobTable, stream: EventStream, *, max_ttl_s: float
@@ -153,7 +153,7 @@ class PinManager:
         self._max_ttl_s = max_ttl_s
 
     def pin(self, job: Job, pin: Pin[Any]) -> bool:
-        """Hold a finished turn's blocks; of two pins of one job the longer context stays.
+        """Pin a finished turn's blocks; of two pins of one job the longer context stays.
 
         Returns False if that is the one before.
         """

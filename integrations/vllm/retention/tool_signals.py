@@ -110,7 +110,7 @@ class ToolObservations:
 
     @staticmethod
     def _reached(job: Job, command: str | None, duration_s: float) -> str | None:
-        """Where a measured duration lies in what was predicted for this command, if it was."""
+        """Return where a measured duration lies in the command's prediction, if it has one."""
         known = job.decision
         if known is None or known.command != command or known.p50_s is None or known.p90_s is None:
             return None
@@ -170,7 +170,7 @@ class PinDecisions:
         return without_tool
 
     def turn_arrived(self, job: Job, tags: Tags, now_s: float, *, is_new: bool) -> None:
-        """A turn of the job arrives: unless it is a retry, the tools before it are over."""
+        """Learn from the tools before a turn, which are over unless the turn is a retry."""
         if job.awaited is not None:
             self._stop_awaiting(job)
         if is_new:
@@ -216,7 +216,7 @@ class PinDecisions:
             self._hold_from_now(job, NEXT_TURN_TTL_S, "the tool is done, the next turn is near")
 
     def renew(self, job: Job) -> None:
-        """The client says that the job goes on: its pin lasts as long again as it was worth."""
+        """Let the pin last as long again as it was worth: the client says that the job goes on."""
         pin = self._pins.table.get(job.job_id)
         if pin is not None:
             ttl = self._policy.undecided_ttl(self._costs.cost(job.worth_tokens))
@@ -225,7 +225,7 @@ class PinDecisions:
                 self._pins.reprice(pin, ttl, is_from_now=True)
 
     def sub_agent_goes_on(self, job: Job) -> None:
-        """A job's sub-agent has a turn, or ends one: its KV is worth as much as at first."""
+        """Pin as at first a job whose sub-agent has a turn, or ends one."""
         pin = self._pins.table.get(job.job_id)
         ttl = self._policy.undecided_ttl(self._costs.cost(job.worth_tokens))
         if pin is not None and pin.expires_s < self._clock() + ttl.seconds:
@@ -254,13 +254,14 @@ class PinDecisions:
             self._emit(Decided, job.job_id, pin, decision, *said, is_first, num_blocks)
 
     def _shown(self, command: str, key: str | None = None) -> str:
-        """What events and routes show of a command; its key, not found before, costs 0.5 ms."""
+        """Return what events and routes show of a command; its key, not found before, costs 0.5
+        ms."""
         if self._shows_commands:
             return command[:MAX_COMMAND_CHARS]
         return command_key(command) if key is None else key
 
     def job_closed(self, job: Job, reason: str) -> None:
-        """The job is over: released, at its last step, or forgotten."""
+        """Drop what is known of a job that is over: released, at its last step, or forgotten."""
         self._stop_awaiting(job)
         if reason == "released":
             self._observations.from_release(job, self._clock())
