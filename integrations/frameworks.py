@@ -51,11 +51,10 @@ def _inspect_agent(call: Arguments) -> object:
 
 
 def _mini_swe_tool(call: Arguments) -> tuple[str, Any] | None:
-    """The commands of a reply, which run one after another; our own model class reports them."""
+    """The commands of a reply, which run one after another."""
     actions = call["message"].get("extra", {}).get("actions", ())
-    if hasattr(call["self"].model, "agentkv_turns") or not actions:
-        return None
-    return "bash", {"command": "\n".join(action.get("command", "") for action in actions)}
+    commands = [action.get("command", "") for action in actions]
+    return ("bash", {"command": "\n".join(commands)}) if commands else None
 
 
 _named_tool = a_tool(lambda call: (call["self"].name, call["kwargs"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,7 +141,13 @@ class BenchPlan:
             else:
                 assert policy is not None, "a server of one's own has a policy"
                 assert folder is not None, "a server of one's own has a folder for its log"
-                processes.append(self._start(stack, policy, folder, label))
+                server = start_server(
+                    self.model, policy, self.args(policy), folder, environment=self.environment
+                )
+                _say(f"{label}: its server starts, log in {server.log_path}")
+                processes.append(stack.enter_context(server))
+                if policy.scheduling_policy not in STOCK_POLICIES:
+                    _say(f"watch it at {server.base_url}/agentkv/ui")
                 load = replace(self.prepare(stack, policy, processes, load), force=True)
             run, reason = load_server(self.workload, self.described, load, repeat=repeat)
             for process in processes:
@@ -160,25 +166,6 @@ class BenchPlan:
         """How to play on the server just started; what is started in addition joins `processes`."""
         choice = policy if isinstance(policy, PolicyChoice) else None
         return replace(load, base_url=processes[0].base_url, policy=choice, name=policy.name)
-
-    def _start(
-        self, stack: ExitStack, policy: Contestant, folder: Path, label: str
-    ) -> ServerProcess:
-        """A fresh server: vLLM has no route that empties the cache and forgets what it learned."""
-        folder.mkdir(parents=True, exist_ok=True)
-        server = ServerProcess(
-            self.model,
-            policy=policy.scheduling_policy,
-            args=self.args(policy),
-            log_path=folder / "server.log",
-            environment=self.environment,
-            ready_timeout_s=READY_TIMEOUT_S,
-        )
-        _say(f"{label}: its server starts, log in {server.log_path}")
-        stack.enter_context(server)
-        if policy.scheduling_policy not in STOCK_POLICIES:
-            _say(f"watch it at {server.base_url}/agentkv/ui")
-        return server
 
     def settings(self, policy: Contestant | None) -> dict[str, Any]:
         """What two runs of a policy must have in common, as their rows have it."""
@@ -212,6 +199,30 @@ class BenchPlan:
                     "--out, or --force"
                 )
         return run
+
+
+def start_server(
+    model: str | None,
+    policy: Contestant,
+    args: Sequence[str],
+    folder: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+) -> ServerProcess:
+    """A fresh server, to be entered; its log is `server.log` of the folder.
+
+    vLLM has no route that empties the cache and forgets what it learned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return ServerProcess(
+        model,
+        policy=policy.scheduling_policy,
+        args=args,
+        log_path=folder / "server.log",
+        environment=environment,
+        ready_timeout_s=ready_timeout_s,
+    )
 
 
 def _say(line: str) -> None:

@@ -1,154 +1,185 @@
-"""Plays instances at once, each by the `process_instance` of mini-swe-agent's own batch.
+"""mini-swe-agent's own SWE-bench batch, each instance a job; `run` starts it in a process.
 
-`run` calls it. mini-swe-agent runs the agents, writes trajectories and `preds.json` and shows the
-progress. Added here are an end on Ctrl-C or with the server, and a row per instance.
+    python -m agentkv.evals.swebench.batch SCRATCH --output DIR --config FILE --workers N
+
+SCRATCH holds the instances, and what the sandboxes of the suite need. Each trajectory has the job's
+id and turns under `info.agentkv`. The batch ends, containers included, when standard input does.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
-from minisweagent.exceptions import UserInterruption
+from minisweagent.exceptions import FormatError
 from minisweagent.run.benchmarks import swebench
-from minisweagent.run.benchmarks.utils.batch_progress import RunBatchProgressManager
-from rich.live import Live
+from minisweagent.run.benchmarks.utils.common import ProgressTrackingAgent
 
-from agentkv.agents.mini_swe.batch import AgentKVProgressAgent, substitute
+import agentkv
+from agentkv.client.job import Job
 
-from ..rows import RowFile
-from .environments import start_environment
-from .folder import ERROR_PREFIX, PREDICTIONS_FILE, ROWS_FILE, read_object
-from .instances import Instance
+from .instances import SANDBOX, Instance, SwebenchError
+from .suite import sandbox_settings
 
-CHECK_SERVER_EVERY_S = 5.0
-_STOPPED = "Stopped"
-_SHOWN_CHARS = 1000
-
-
-class BatchAgent(AgentKVProgressAgent):
-    """Our agent, which ends before its next call once the batch is stopped."""
-
-    def query(self) -> dict[str, Any]:
-        if self.progress_manager.stopped_because is not None:
-            extra = {"exit_status": _STOPPED, "submission": ""}
-            raise UserInterruption({"role": "exit", "content": _STOPPED, "extra": extra})
-        return super().query()
+INSTANCES_FILE = "instances.json"
+_PULL_TIMEOUT_S = 1800  # mini-swe-agent gives an image of several gigabytes two minutes
+_get_environment = swebench.get_sb_environment  # which `main` replaces
+_EPOCH_S = time.time() - time.monotonic()
+_started: WeakSet[Any] = WeakSet()
+"""Environments whose agents may be at work."""
 
 
-class Batch(RunBatchProgressManager):
-    """mini-swe-agent's progress manager, which also stops the batch and writes the rows.
+class JobAgent(ProgressTrackingAgent):
+    """mini-swe-agent's agent of a batch, whose run is a job; the client tags litellm's calls.
 
-    config: mini-swe-agent's configuration, with the model's server in it.
-    clock: seconds since the run first began.
-    server_gone: returns why the server no longer answers, or None.
+    run_id: ends the ids of jobs, so that a server takes none for one of an earlier run.
     """
 
-    def __init__(
-        self,
-        instances: Sequence[Instance],
-        folder: Path,
-        config: Mapping[str, Any],
-        environment: str,
-        *,
-        clock: Callable[[], float],
-        server_gone: Callable[[], str | None],
-    ) -> None:
-        super().__init__(len(instances))
-        self.stopped_because: str | None = None
-        self._waiting = iter(instances)
-        self._folder = folder
-        self._config = config
-        self._start_environment = partial(start_environment, environment, folder)
-        self._clock = clock
-        self._server_gone = server_gone
-        self._errors: dict[str, Exception] = {}
-        self._row_lock = threading.Lock()
+    def __init__(self, *args: Any, run_id: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        job_id = f"{self.instance_id}.{run_id}"
+        self._job: Job[Any] | None = None
+        self._turns: list[dict[str, Any]] = []
+        self._facts: dict[str, Any] = {"job_id": job_id, "run_id": run_id, "turns": self._turns}
 
-    def play(self, num_workers: int) -> None:
-        """Block until all instances ended, or the batch is stopped and what ran has ended.
-
-        A first Ctrl-C lets each agent finish its step, a second one abandons them.
-        """
-        substitute(ProgressTrackingAgent=BatchAgent, get_sb_environment=self._environment)
-        ended: list[int] = []
-        all_ended = threading.Event()  # a join that Ctrl-C breaks would take its thread for ended
-
-        def work() -> None:
+    def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
+        """Run the loop as one job, which the server frees when it ends."""
+        self._facts["began_s"] = _now_s()
+        with agentkv.session(job_id=self._facts["job_id"]) as self._job:
+            if self.config.step_limit:
+                self._job.limit_turns(self.config.step_limit)
             try:
-                self._work()
+                result: dict[str, Any] = super().run(task, **kwargs)
             finally:
-                ended.append(threading.get_ident())
-                if len(ended) == num_workers:
-                    all_ended.set()
+                self._facts["ended_s"] = _now_s()
+        return result
 
-        # daemons: an agent that waits for a dead server must not keep the process alive
-        for _ in range(num_workers):
-            threading.Thread(target=work, daemon=True).start()
-        with Live(self.render_group):
-            is_over = False
-            while not is_over:
-                try:
-                    is_over = all_ended.wait(CHECK_SERVER_EVERY_S)
-                    self._check_server()
-                except KeyboardInterrupt:
-                    if self.stopped_because:
-                        break
-                    self.stop("interrupted")
-                    print("stopping: agents end with their step; Ctrl-C again abandons them")
-
-    def stop(self, reason: str) -> None:
-        """Start no more instances, and end agents before their next call; keep the first reason."""
-        self.stopped_because = self.stopped_because or reason
-
-    def _check_server(self) -> None:
-        if self.stopped_because is None and (reason := self._server_gone()) is not None:
-            self.stop(reason)
-
-    def _work(self) -> None:
-        """Play what waits, one after the other; all threads draw from the same iterator."""
-        for instance in self._waiting:
-            if self.stopped_because is not None:
-                break
-            try:
-                self._play(instance)
-            except Exception as error:  # not of the instance's own making: a full disk, settings
-                self.stop(f"an instance could not be kept: {error}")
-
-    def _play(self, instance: Instance) -> None:
-        name, start_s = instance["instance_id"], self._clock()
-        swebench.process_instance(instance, self._folder, self._config, self)
-        info = read_object(self._folder / name / f"{name}.traj.json").get("info", {})
-        failed = self._errors.pop(name, None)
-        status = type(failed).__name__ if failed else info.get("exit_status")
-        error = str(failed) if failed else info.get("exception_str")
-        if error is not None:
-            self._check_server()
-        if status in (None, _STOPPED) or (error is not None and self.stopped_because):
-            # cut short by the end of the batch or of its server: no result
-            swebench.remove_from_preds_file(self._folder / PREDICTIONS_FILE, name)
-            return
-        turns = info.get("agentkv", {}).get("turns", [])
-        row = {
-            "instance_id": name,
-            "job_id": f"{name}.{self._config['model']['agentkv_run_id']}",
-            "start_s": start_s,
-            "end_s": self._clock(),
-            "exit_status": status if error is None else f"{ERROR_PREFIX}{status}",
-            "error": None if error is None else error[:_SHOWN_CHARS] or status,
-            "num_turns": len(turns),
-            "turns": turns,
-        }
-        with self._row_lock, RowFile(self._folder / ROWS_FILE, append=True) as rows:
-            rows.add(row)
-
-    def _environment(self, config: Mapping[str, Any], instance: Instance) -> Any:
-        """Start an environment; mini-swe-agent's batch would keep no reason why it failed."""
+    def query(self) -> dict[str, Any]:
+        """Make one call, and note its seconds and tokens; a malformed reply is a turn, too."""
+        sent_s = _now_s()
         try:
-            return self._start_environment(config, instance)
-        except Exception as error:
-            self._errors[instance["instance_id"]] = error
+            message: dict[str, Any] = super().query()
+        except FormatError as error:
+            self._note_turn(sent_s, error.messages[0])
             raise
+        self._note_turn(sent_s, message)
+        return message
+
+    def execute_actions(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run the commands of a reply as a tool of the job."""
+        assert self._job is not None, "commands run inside of run()"
+        commands = [action["command"] for action in message["extra"]["actions"]]
+        tool = self._job.tool("\n".join(commands))
+        try:
+            with tool:
+                messages: list[dict[str, Any]] = super().execute_actions(message)
+        finally:  # a submission is raised
+            self._turns[-1]["tool_s"] = tool.duration_s
+        return messages
+
+    def serialize(self, *extra_dicts: dict[str, Any]) -> dict[str, Any]:
+        """Add the job to mini-swe-agent's trajectory."""
+        found: dict[str, Any] = super().serialize({"info": {"agentkv": self._facts}}, *extra_dicts)
+        return found
+
+    def _note_turn(self, sent_s: float, message: dict[str, Any]) -> None:
+        usage = message["extra"].get("response", {}).get("usage") or {}
+        self._turns.append(
+            {
+                "turn": len(self._turns),
+                "sent_s": sent_s,
+                "first_token_s": None,
+                "ended_s": _now_s(),
+                "prompt_tokens": usage.get("prompt_tokens") or 0,
+                "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+                "output_tokens": usage.get("completion_tokens") or 0,
+                "tool_s": 0.0,
+            }
+        )
+
+
+def start_environment(
+    scratch: Path, output: Path, config: dict[str, Any], instance: Instance
+) -> Any:
+    """Start mini-swe-agent's environment for one instance, by its configuration.
+
+    Takes as long as pulling the image. Raises SwebenchError with the program's own words, which
+    are kept in a trajectory: the batch only logs them.
+    """
+    settings = {"pull_timeout": _PULL_TIMEOUT_S, **config["environment"]}
+    name, image = instance["instance_id"], instance["image_name"]
+    try:
+        if settings["environment_class"] == SANDBOX:
+            settings |= sandbox_settings(instance, scratch)
+        environment = _get_environment({**config, "environment": settings}, instance)
+        _started.add(environment)
+        return environment
+    except FileNotFoundError as error:
+        said = f"{error.filename} is not installed"
+    except subprocess.TimeoutExpired as error:
+        said = f"{image}: no container after {error.timeout:g} s: pull it beforehand, or raise "
+        said += "environment.pull_timeout with --config"
+    except subprocess.CalledProcessError as error:
+        words = " ".join(str(error.stderr or error.stdout).split())[-500:]
+        said = f"{image}: {error.cmd[0]} ended: {words}"
+    except Exception as error:
+        said = str(error)
+    facts = {"exit_status": SwebenchError.__name__, "exception_str": said, "submission": ""}
+    info = {**facts, "agentkv": {"run_id": config["agent"]["run_id"]}}
+    path = output / name / f"{name}.traj.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"info": info}))
+    raise SwebenchError(said)
+
+
+def _now_s() -> float:
+    return _EPOCH_S + time.monotonic()
+
+
+def _end_with_parent() -> None:
+    """End this process, and its containers, once the other end of standard input is closed."""
+    lifeline = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nothing for the commands of the model
+
+    def wait() -> None:
+        lifeline.read()
+        for environment in list(_started):
+            environment.cleanup()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(argv: list[str]) -> None:
+    """Run the batch with our agent in the place of its own.
+
+    Raises ImportError if it lacks a name. Source: mini-swe-agent 2.4.6,
+    minisweagent/run/benchmarks/swebench.py.
+    """
+    scratch, output = Path(argv[0]), Path(argv[argv.index("--output") + 1])
+    instances = json.loads((scratch / INSTANCES_FILE).read_text())
+    ours = {
+        "ProgressTrackingAgent": JobAgent,
+        "get_sb_environment": partial(start_environment, scratch, output),
+    }
+    for name, replacement in ours.items():
+        if not hasattr(swebench, name):
+            raise ImportError(f"{swebench.__name__} has no {name} any more: it cannot be replaced")
+        setattr(swebench, name, replacement)
+    # the batch loads its instances with this package, which takes seconds and writes a cache
+    sys.modules["datasets"] = SimpleNamespace(load_dataset=lambda path, split: instances)  # type: ignore[assignment]
+    _end_with_parent()
+    swebench.app(["--redo-existing", *argv[1:]], standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """`agentkv swebench run | eval | report | demo`: flags, exit status, and what is printed.
 
-Exit status: 0 done, 1 done in part or failed, 2 bad usage. Called by `agentkv.cli`.
+Exit status: 0 done, 1 done in part or failed, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentkv.command_line import (
     url,
     whole_number,
 )
-from agentkv.errors import AgentKVError
+from agentkv.errors import AgentKVError, RunError
 from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
 
 from ..options import add_kept
@@ -36,22 +36,17 @@ from .instances import (
     CONTAINERS,
     DAEMON_LESS,
     HUB_NAMES,
-    MODES,
     SANDBOX,
     SUITE,
-    TIME_LIMIT_S,
-    HarnessError,
     SwebenchError,
     load_instances,
-    select,
 )
 
 TOOL_FLAG = "--enable-auto-tool-choice"
-_AS_GIVEN = "model base_url api_key server_flags workers step_limit is_text configs"
-"""What the plan of a run takes from the flag of that name."""
-_OF_DEMO = "policy base_url slice workers environment step_limit resume force"
-"""What the run of the demo takes from the demo's flag of that name."""
 _COUNT = whole_number(1)
+_RESUME = "go on with the run in --out"
+_OF_PLAN = "policy model base_url api_key server_flags workers step_limit is_text configs"
+"""What the plan of a run takes from the flag of that name."""
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
@@ -72,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with redirect_stdout(sys.stderr):  # standard output is for the result alone
             status, document, text = options.play(options)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what is finished is kept", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # a thread that waits for its tests would keep the process alive
+        print(f"{name}: interrupted; what is finished is kept", file=sys.stderr)
+        return FAILED
     except (AgentKVError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return FAILED if isinstance(error, (HarnessError, OSError)) else BAD_USAGE
+        return FAILED if isinstance(error, (RunError, OSError)) else BAD_USAGE
     print_result(document, text, is_json=options.json)
     return int(status)
 
@@ -84,43 +79,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> Outcome:
     """Let mini-swe-agent work on SWE-bench instances, and keep its patches.
 
-    Every instance is one agent job. Patches, trajectories and times go to --out as instances end,
-    so that Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on.
-    Without --base-url a server with the --policy is started; flags after `--` go to it.
+    Every instance is one agent job. Patches and trajectories go to --out as instances end, so that
+    Ctrl-C, a crash or a dead server lose nothing that was finished: --resume goes on. Without
+    --base-url a server with the --policy is started; flags after `--` go to it.
     """
-    from .environments import missing
     from .run import RunPlan, run
 
-    policy = options.policy or (None if options.base_url else DEFAULT_POLICY)
-    if policy is not None:
-        server_policy(policy)  # InputError for a name that there is not
-    if options.base_url is not None and options.server_flags:
+    if options.base_url is None:
+        options.policy = options.policy or DEFAULT_POLICY
+    elif options.server_flags:
         what = "flags after -- are for a server that is started here, and --base-url names one that"
         raise SwebenchError(f"{what} runs: drop one of the two")
+    if options.policy is not None:
+        server_policy(options.policy)  # InputError for a name that there is not
     if options.base_url is None and not options.is_text and TOOL_FLAG not in options.server_flags:
         raise SwebenchError(
             "the agent's commands are tool calls, which a server gives only with "
             f"`-- {TOOL_FLAG} --tool-call-parser NAME`: add both, or --text for commands as text"
         )
-    source = options.instances
-    found = select(load_instances(source), slice_=options.slice, filter_=options.filter)
-    is_name = source in (SUITE, *HUB_NAMES)  # it stays one, even if a file is called so here
+    name = (options.policy or "run").replace(":", "-")
+    is_suite = options.instances == SUITE
     plan = RunPlan(
-        dataset=source if is_name else str(Path(source).absolute()),
-        instances=found,
-        out=Path(options.out or f"swebench-{(policy or 'run').replace(':', '-')}-{time_stamp()}"),
-        policy=policy,
-        environment=options.environment or (SANDBOX if source == SUITE else CONTAINERS[0]),
-        **{name: getattr(options, name) for name in _AS_GIVEN.split()},
+        dataset=options.instances,
+        instances=load_instances(options.instances, options.slice, options.filter),
+        out=Path(options.out or f"swebench-{name}-{time_stamp()}").absolute(),
+        environment=options.environment or (SANDBOX if is_suite else CONTAINERS[0]),
+        **{name: getattr(options, name) for name in _OF_PLAN.split()},
     )
     if options.dry_run:
         document = plan.describe()
         return DONE, document, json.dumps(document, indent=1)
-    if (problem := missing(plan.environment)) is not None:
-        raise SwebenchError(problem)
     document = run(plan, resume=options.resume, force=options.force)
-    status = FAILED if document["ended_early"] or document["errors"] else DONE
-    return status, document, _result_text(document)
+    how = ", ".join(f"{number} {status}" for status, number in document["exit_statuses"].items())
+    lines = [f"{document['over']} of {document['instances']} instances over: {how or 'none'}"]
+    lines += [f"  {name}: {error}" for name, error in document["errors"].items()]
+    if (reason := document["ended_early"]) is not None:
+        lines.append(f"ended early: {reason}\nthe same command with --resume goes on")
+    text = "\n".join([*lines, f"in {document['run']}"])
+    return FAILED if reason or document["errors"] else DONE, document, text
 
 
 def _eval(options: argparse.Namespace) -> Outcome:
@@ -135,7 +131,6 @@ def _eval(options: argparse.Namespace) -> Outcome:
     document = evaluate(
         options.run_dir,
         mode=options.mode,
-        dataset=options.dataset,
         workers=options.workers,
         time_limit_s=options.time_limit_s,
         is_redone=options.redo,
@@ -163,38 +158,28 @@ def _demo(options: argparse.Namespace) -> Outcome:
     real server with the 135M demo model, which resolves little or nothing. Exit status 0 means
     that every instance was played and graded, resolved or not.
     """
-    from .suite import MODEL_CONFIG, SCRIPTED, solution_server
+    from .suite import MODEL_CONFIG, solution_server
 
-    solution = SCRIPTED.get(options.model)
-    if solution is not None and (options.policy or options.base_url):
+    solution = options.model.partition(":")[2]
+    if solution and (options.policy or options.base_url):
         raise SwebenchError("--policy and --base-url are for the real server: --model demo")
     out = options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run"
     # a model of this size makes no tool calls
     flags = [] if solution else ["--text", "--config", str(MODEL_CONFIG)]
     planned = _parser().parse_args(["run", "--out", out, *flags])
-    vars(planned).update({name: vars(options)[name] for name in _OF_DEMO.split()})
-    with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as url:
-        if url is not None:
-            planned.base_url = url
+    for name in ("policy", "base_url", "slice", "workers", "step_limit", "resume", "force"):
+        setattr(planned, name, getattr(options, name))
+    with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as served:
+        planned.base_url = served or planned.base_url
         status, _, text = _run(planned)
     print(text, file=sys.stderr)
-    grading = ["eval", out, "--mode", options.mode, "--workers", str(options.workers)]
-    _, counts, _ = _eval(_parser().parse_args(grading))
+    grading = _parser().parse_args(["eval", out, "--mode", DAEMON_LESS])
+    _, counts, _ = _eval(grading)
     _, _, page = _report(_parser().parse_args(["report", out]))
     note = "a 135M model: it resolves little or nothing; the run itself is sound"
-    if solution is not None:
+    if solution:
         note = "scripted solutions, no model: token counts are words, nothing is cached or pinned"
     return status, {**counts, "model": options.model, "note": note}, page
-
-
-def _result_text(document: dict[str, Any]) -> str:
-    how = ", ".join(f"{number} {status}" for status, number in document["exit_statuses"].items())
-    lines = [f"{document['over']} of {document['instances']} instances over: {how or 'none'}"]
-    lines += [f"  {name}: {error}" for name, error in document["errors"].items()]
-    if document["ended_early"] is not None:
-        lines.append(f"ended early: {document['ended_early']}")
-        lines.append("the same command with --resume goes on")
-    return "\n".join([*lines, f"in {document['run']}"])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=first, description=text, formatter_class=as_it_is)
         command.set_defaults(play=play)
         add_flags(command)
+        add_json(command)
     return parser
 
 
@@ -226,8 +212,8 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     files = f"a .json, .jsonl or .parquet file, or {', '.join(HUB_NAMES)} from the hub"
     what = f"{files}, or {SUITE}: six small ones of ours (default %(default)s)"
     add("--instances", default=SUITE, metavar="SOURCE", help=what)
-    add("--filter", metavar="REGEX", help="only those whose id begins with a match")
-    add("--slice", metavar="A:B", help="only these of them, as in Python")
+    add("--filter", default="", metavar="REGEX", help="only those whose id begins with a match")
+    add("--slice", default="", metavar="A:B", help="only these of them, as in Python")
     default = f"default {DEFAULT_POLICY}; with --base-url that of the server"
     add("--policy", metavar="NAME", help=f"one of {', '.join(known_policies())} ({default})")
     add("--base-url", type=url, metavar="URL", help="a running server; its policy is checked")
@@ -243,29 +229,25 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     what = "mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value"
     add("--config", dest="configs", action="append", default=[], metavar="SPEC", help=what)
     add_kept(parser, "the run's folder (default swebench-POLICY-TIME)", resume=_RESUME)
-    add_json(parser)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
 
 
 def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", type=Path, help="the --out of `agentkv swebench run`")
-    add("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
-    add("--dataset", help="default: the one that the run names")
+    add("--mode", choices=("docker", DAEMON_LESS), default="docker", help="default: %(default)s")
     cores = max(1, (os.cpu_count() or 1) * 3 // 4)
-    what = "instances graded at once; default: three quarters of the cores"
+    what = "graded at once by docker; default: three quarters of the cores"
     add("--workers", type=_COUNT, default=cores, help=what)
     what = "seconds for the tests of one instance; default: %(default)s"
-    add("--time-limit-s", type=_COUNT, default=TIME_LIMIT_S, help=what)
+    add("--time-limit-s", type=_COUNT, default=1800, help=what)
     add("--redo", action="store_true", help="grade again what has a verdict")
-    add_json(parser)
 
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
     add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
-    add_json(parser)
 
 
 def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
@@ -274,13 +256,7 @@ def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", choices=models, default="demo", help="default: %(default)s")
     add("--policy", help=f"of the real server (default: {DEFAULT_POLICY})")
     add("--base-url", type=url, metavar="URL", help="a running server with the demo model")
-    add("--slice", metavar="A:B", help="only these of the instances")
+    add("--slice", default="", metavar="A:B", help="only these of the instances")
     add("--workers", type=_COUNT, default=2, help="at once (default %(default)s)")
     add("--step-limit", type=_COUNT, default=6, help="default: %(default)s")
-    add("--environment", choices=(*CONTAINERS, SANDBOX), help=f"default: {SANDBOX}")
-    add("--mode", choices=MODES, default=DAEMON_LESS, help="of grading (default: %(default)s)")
     add_kept(parser, "the run's folder (default: a new temporary one)", resume=_RESUME)
-    add_json(parser)
-
-
-_RESUME = "go on with the run in --out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,32 +11,28 @@ from typing import Any
 from agentkv.evals.swebench.instances import Instance, load_instances
 
 SUITE = load_instances("demo")
+GOLD = {instance["instance_id"]: instance["patch"] for instance in SUITE}
 PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
 
 
-def gold_patches(instances: Sequence[Instance] = SUITE) -> dict[str, str]:
-    """The solution of each instance."""
-    return {instance["instance_id"]: instance["patch"] for instance in instances}
-
-
-def row(instance_id: str, *, start_s: float = 0.0, job_s: float = 10.0, **fields: Any) -> Any:
+def trajectory(
+    patch: str,
+    *,
+    run_id: str = "r.1",
+    job_s: float = 10.0,
+    exit_status: str = "Submitted",
+    cached_tokens: int | None = 60,
+    **info: Any,
+) -> dict[str, Any]:
     """An instance that ended after two turns, of which the second found 60 of 120 tokens cached."""
-    turn = {"llm_s": 2.0, "tool_s": 1.0, "output_tokens": 10, "command": "ls"}
-    turns = [
-        {**turn, "turn": 1, "prompt_tokens": 100, "cached_tokens": 0},
-        {**turn, "turn": 2, "prompt_tokens": 120, "cached_tokens": 60, "llm_s": 4.0},
-    ]
-    return {
-        "instance_id": instance_id,
-        "job_id": f"{instance_id}-run",
-        "start_s": start_s,
-        "end_s": start_s + job_s,
-        "exit_status": "Submitted",
-        "error": None,
-        "num_turns": len(turns),
-        "turns": turns,
-        **fields,
-    }
+    turn = {"first_token_s": None, "output_tokens": 10, "tool_s": 1.0}
+    first = {"turn": 0, "sent_s": 0.0, "ended_s": 2.0, "prompt_tokens": 100, "cached_tokens": 0}
+    second = {"turn": 1, "sent_s": 3.0, "ended_s": 7.0, "prompt_tokens": 120}
+    turns = [{**turn, **first}, {**turn, **second, "cached_tokens": cached_tokens}]
+    if cached_tokens is None:
+        turns[0]["cached_tokens"] = None
+    job = {"job_id": "job", "run_id": run_id, "turns": turns, "began_s": 0.0, "ended_s": job_s}
+    return {"info": {"exit_status": exit_status, "submission": patch, "agentkv": job, **info}}
 
 
 def write_run(
@@ -43,32 +40,40 @@ def write_run(
     patches: Mapping[str, str],
     *,
     policy: str = "continuum",
-    dataset: str = "demo",
-    rows: Sequence[Mapping[str, Any]] | None = None,
+    rows: Sequence[Instance] | None = None,
+    over: Mapping[str, Mapping[str, Any]] | None = None,
     **document: Any,
 ) -> Path:
-    """A run of the instances that `patches` names; `document` replaces fields of run.json."""
+    """A run of the instances that `patches` names.
+
+    over: the instances that are over, and how; default all. `document` replaces fields of run.json.
+    """
+    rows = [{"instance_id": name} for name in patches] if rows is None else rows
     folder.mkdir(parents=True, exist_ok=True)
-    load = {"workers": 2, "step_limit": 10, "environment": "bubblewrap"}
-    data = {"dataset": dataset, "dataset_sha256": "0" * 64, "instance_ids": list(patches)}
-    made = {"run_id": f"run-{policy}", "policy": policy, "ended_at": "2025-01-01T00:01:00+00:00"}
-    facts = {**made, "model": "scripted", **load, **data, **document}
-    predictions = {
-        name: {"model_name_or_path": "openai/m", "instance_id": name, "model_patch": patch}
-        for name, patch in patches.items()
-    }
-    rows = [row(name) for name in patches] if rows is None else rows
+    made = {"run_id": "r", "policy": policy, "instance_ids": [row["instance_id"] for row in rows]}
+    load = {"model": "m", "workers": 2, "step_limit": 10, "environment": "bubblewrap"}
+    facts = {**made, **load, "dataset": "demo", "dataset_sha256": "0" * 64, **document}
     (folder / "run.json").write_text(json.dumps(facts))
-    (folder / "preds.json").write_text(json.dumps(predictions))
-    (folder / "instances.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (folder / "instances.json").write_text(json.dumps(rows))
+    for name, fields in ({name: {} for name in patches} if over is None else over).items():
+        own = folder / "agents" / name
+        own.mkdir(parents=True, exist_ok=True)
+        found = trajectory(patches[name], **fields)
+        (own / f"{name}.traj.json").write_text(json.dumps(found))
     return folder
 
 
-def write_eval(folder: Path, results: Mapping[str, tuple[str, str]], mode: str = "docker") -> None:
-    """An eval.json with a status and the patch's hash for each instance."""
+def write_eval(
+    folder: Path, patches: Mapping[str, str], statuses: Sequence[str], mode: str = "docker"
+) -> None:
+    """An eval.json with a status for each patch."""
     entries = {
-        name: {"status": status, "detail": f"why {name}", "patch_sha256": digest}
-        for name, (status, digest) in results.items()
+        name: {
+            "status": status,
+            "detail": f"why {name}",
+            "patch_sha256": hashlib.sha256(patch.encode()).hexdigest(),
+        }
+        for (name, patch), status in zip(patches.items(), statuses, strict=False)
     }
     document = {"mode": mode, "harness_version": "5.0.2", "results": entries}
     (folder / "eval.json").write_text(json.dumps(document))

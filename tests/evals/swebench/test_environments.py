@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from minisweagent.environments import get_environment
 from minisweagent.exceptions import Submitted
 
-from agentkv.evals.swebench.environments import git, missing, prepare_suite, start_environment
+from agentkv.evals.swebench.batch import start_environment
 from agentkv.evals.swebench.instances import SwebenchError
+from agentkv.evals.swebench.suite import sandbox_settings
 from tests.evals.swebench.run_folders import SUITE
 
-INSTANCE = SUITE[0]
-CONFIG = {"environment": {"environment_class": "local", "cwd": "/testbed", "timeout": 20}}
+INSTANCE = {**SUITE[0], "image_name": "docker.io/x:1"}
 
 
 @pytest.fixture
 def sandbox(bubblewrap: str, tmp_path: Path) -> Any:
-    """A bubblewrap environment on a clone of the first instance's repository."""
-    prepare_suite(tmp_path / "repositories")
-    return start_environment("bubblewrap", tmp_path, CONFIG, INSTANCE)
+    """A bubblewrap environment with the first instance's repository."""
+    return get_environment(sandbox_settings(INSTANCE, tmp_path))
 
 
 def said(environment: Any, command: str) -> tuple[int, str]:
@@ -29,15 +31,13 @@ def said(environment: Any, command: str) -> tuple[int, str]:
     return output["returncode"], output["output"].strip()
 
 
-def test_a_sandbox_has_a_clone_at_testbed(sandbox: Any, tmp_path: Path) -> None:
+def test_a_sandbox_has_its_repository_at_testbed(sandbox: Any) -> None:
     """It holds the instance's commit alone, and what a command writes stays for the next."""
     commit = INSTANCE["base_commit"]
     assert said(sandbox, "cd /testbed && git log --all --format=%H") == (0, commit)
     assert said(sandbox, "git status --porcelain; ls") == (0, "README.md\ntests\ntextgrid")
     assert said(sandbox, "echo 1 > new; echo 2 > /tmp/other") == (0, "")
     assert said(sandbox, "cat /testbed/new /tmp/other") == (0, "1\n2")
-    said(sandbox, "rm -rf /testbed/* /testbed/.git; echo gone > README.md")
-    assert "textgrid" in (tmp_path / "repositories" / "textgrid" / "README.md").read_text()
 
 
 def test_a_sandbox_hides_the_host(sandbox: Any, tmp_path: Path) -> None:
@@ -61,54 +61,43 @@ def test_the_model_gets_a_result_of_every_command(sandbox: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "fields", "words"),
     [
-        ("echo 'Error: manifest unknown' >&2; exit 125", "podman ended: .*manifest unknown"),
-        ("sleep 60", "no container after 1 s: pull it beforehand"),
-        (None, "podman is not installed"),
+        ("echo 'Error: unknown' >&2; exit 125", {}, "docker.io/x:1: .*podman ended: .*unknown"),
+        ("sleep 60", {}, "docker.io/x:1: no container after 1 s: pull it beforehand"),
+        (None, {}, "podman is not installed"),
+        ("sandbox", {"repo": "django/django"}, "django/django lies in its image: use docker"),
+        ("sandbox", {"base_commit": "0" * 40}, "git ended: .*unknown revision|git ended: .*0000"),
     ],
+    ids=["refused", "late", "missing", "foreign", "no commit"],
 )
-def test_an_image_that_cannot_be_had_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, words: str
+def test_an_environment_that_cannot_be_had_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str | None,
+    fields: dict[str, str],
+    words: str,
 ) -> None:
-    """The error holds the image and the container program's own words."""
+    """The error holds the image and the program's own words, and so does the trajectory."""
     program = tmp_path / "podman"
     if script is not None:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    config = {"environment": {"pull_timeout": 1}}
-    with pytest.raises(SwebenchError, match=f"docker.io/{INSTANCE['image']}: {words}"):
-        start_environment("podman", tmp_path, config, INSTANCE)
-    assert (missing("podman") is None) == (script is not None)
+    kind = "bubblewrap" if script == "sandbox" else "docker"
+    environment = {"environment_class": kind, "executable": "podman", "pull_timeout": 1}
+    config = {"environment": environment, "agent": {"run_id": "r"}}
+    with pytest.raises(SwebenchError, match=words) as caught:
+        start_environment(tmp_path, tmp_path, config, INSTANCE | fields)
+    name = INSTANCE["instance_id"]
+    info = json.loads((tmp_path / name / f"{name}.traj.json").read_text())["info"]
+    assert info["exception_str"] == str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"repo": "django/django"}, "django/django lies in its image: use docker or podman"),
-        ({"base_commit": "0" * 40}, "not our ref"),
-    ],
-)
-def test_a_repository_that_cannot_be_had_is_named(
-    tmp_path: Path, fields: dict[str, str], words: str
-) -> None:
-    """Only the suite's repositories are here; a commit must be in its repository."""
-    prepare_suite(tmp_path / "repositories")
-    with pytest.raises(SwebenchError, match=words):
-        start_environment("bubblewrap", tmp_path, CONFIG, {**INSTANCE, **fields})
-
-
-def test_the_suites_commits_are_the_same_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The repositories begin at the instances' commits; preparing twice changes nothing."""
-    for _ in range(2):
-        prepare_suite(tmp_path)
-        for one in SUITE:
-            folder = tmp_path / one["repo"].partition("/")[2]
-            assert git("-C", str(folder), "rev-parse", "HEAD") == one["base_commit"]
-    assert (len(SUITE), len(list(tmp_path.iterdir()))) == (6, 3)
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SwebenchError, match="git is not installed"):
-        prepare_suite(tmp_path / "other")
+def test_the_suites_commits_are_the_same_everywhere(tmp_path: Path) -> None:
+    """The repositories begin at the instances' commits."""
+    for one in SUITE:
+        clone = sandbox_settings(one, tmp_path)["cwd"]
+        head = ["git", "-c", "safe.directory=*", "-C", clone, "rev-parse", "HEAD"]
+        found = subprocess.run(head, check=True, capture_output=True, text=True)
+        assert found.stdout.strip() == one["base_commit"]

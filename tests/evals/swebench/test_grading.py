@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.swebench.grading import _verdict, evaluate, patch_sha256
-from agentkv.evals.swebench.instances import SwebenchError
-from tests.evals.swebench.run_folders import SUITE, row, write_eval, write_run
+from agentkv.evals.swebench.grading import _verdict, evaluate
+from agentkv.evals.swebench.instances import Instance, SwebenchError
+from tests.evals.swebench.run_folders import SUITE, write_eval, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 FIRST, SECOND = (instance["instance_id"] for instance in SUITE[:2])
 GOLD = SUITE[0]["patch"]
-FIRST_PATCH, TWO_PATCHES = {FIRST: GOLD}, {FIRST: GOLD, SECOND: SUITE[1]["patch"]}
+TWO_PATCHES = {FIRST: GOLD, SECOND: SUITE[1]["patch"]}
 RUN_TESTS = "python3 -m pytest"
 WRONG = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n"
 
@@ -32,13 +32,6 @@ def graded(folder: Path, **options: Any) -> dict[str, Any]:
 
 def statuses(document: dict[str, Any]) -> dict[str, str]:
     return {name: entry["status"] for name, entry in document["results"].items()}
-
-
-def write_dataset(folder: Path, *changes: dict[str, Any]) -> str:
-    """A dataset of the suite's first instances, each with these fields changed."""
-    raws = [one | change for one, change in zip(SUITE, changes, strict=False)]
-    (folder / "dataset.json").write_text(json.dumps(raws))
-    return str(folder / "dataset.json")
 
 
 def with_script(old: str, new: str) -> dict[str, str]:
@@ -59,7 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = 
     "no agent": (
         {},
         "",
-        {"exit_status": "error:ConnectionError", "error": "no answer"},
+        {"exit_status": "ConnectionError", "exception_str": "no answer"},
         "error",
         "the agent failed: no answer",
     ),
@@ -93,14 +86,11 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = 
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The evaluation of a run of instances, each of which ends in another way."""
     folder = tmp_path_factory.mktemp("cases")
-    raws = [SUITE[0] | case[0] | {"instance_id": name} for name, case in CASES.items()]
-    (folder / "dataset.json").write_text(json.dumps(raws))
-    ran = {name: case for name, case in CASES.items() if case[2] is not None}
-    rows = [row(name, **(fields or {})) for name, (_, _, fields, _, _) in ran.items()]
-    patches = {name: case[1] for name, case in ran.items()}
-    dataset = str(folder / "dataset.json")
-    write_run(folder / "run", patches, dataset=dataset, rows=rows, instance_ids=list(CASES))
-    found: dict[str, Any] = graded(folder / "run", workers=2, time_limit_s=15)["results"]
+    rows = [SUITE[0] | case[0] | {"instance_id": name} for name, case in CASES.items()]
+    patches = {name: case[1] for name, case in CASES.items()}
+    over = {name: case[2] for name, case in CASES.items() if case[2] is not None}
+    write_run(folder, patches, rows=rows, over=over)
+    found: dict[str, Any] = graded(folder, time_limit_s=15)["results"]
     return found
 
 
@@ -113,12 +103,12 @@ def test_each_result_has_its_reason(results: dict[str, Any], name: str) -> None:
 
 
 def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
-    """SIGTERM ends an evaluation, which keeps the verdicts so far and leaves no worktree."""
-    dataset = write_dataset(tmp_path, with_script(RUN_TESTS, "sleep 600; true"), {})
-    folder = write_run(tmp_path / "run", TWO_PATCHES, dataset=dataset)
+    """SIGTERM ends an evaluation, which keeps the verdicts so far."""
+    rows: list[Instance] = [SUITE[1], SUITE[0] | with_script(RUN_TESTS, "sleep 600; true")]
+    folder = write_run(tmp_path / "run", TWO_PATCHES, rows=rows)
     program = [sys.executable, "-m", "agentkv.cli", "swebench", "eval", str(folder)]
     process = subprocess.Popen(
-        [*program, "--mode", "daemon-less", "--workers", "2"],
+        [*program, "--mode", "daemon-less"],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -130,24 +120,19 @@ def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "interrupted" in said
     assert statuses(json.loads((folder / "eval.json").read_text())) == {SECOND: "resolved"}
-    assert not (folder / "eval" / "daemon-less" / "worktrees").exists()
 
 
-def test_verdicts_are_kept_until_patch_or_tests_change(tmp_path: Path) -> None:
-    """A second evaluation grades a changed patch only, and all if the instances changed."""
-    folder = write_run(tmp_path / "run", TWO_PATCHES)
-    graded(folder)
-    home = folder / "eval" / "daemon-less" / "logs" / "run_evaluation"
-    logs = [home / "run-continuum" / "continuum" / name / "report.json" for name in TWO_PATCHES]
-    before = [path.stat().st_mtime_ns for path in logs]
-    wrong = SUITE[1]["patch"].replace("default=0", "default=1")
-    write_run(folder, {**TWO_PATCHES, SECOND: wrong})
-    assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "unresolved"}
-    after = [path.stat().st_mtime_ns for path in logs]
-    assert (after[0] == before[0], after[1] > before[1]) == (True, True)
-    other = {"FAIL_TO_PASS": ["tests/test_csvline.py::test_that_is_not_there"]}
-    dataset = write_dataset(tmp_path, other, {})
-    assert statuses(graded(folder, dataset=dataset))[FIRST] == "unresolved"
+def test_a_verdict_is_kept_until_it_is_asked_for_again(tmp_path: Path) -> None:
+    """A second evaluation grades what has no report only, and all with --redo."""
+    folder = write_run(tmp_path / "run", TWO_PATCHES, rows=SUITE[:2], over={FIRST: {}})
+    assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "error"}
+    logs = folder / "eval" / "daemon-less" / "logs" / "run_evaluation" / "r" / "continuum"
+    before = (logs / FIRST / "report.json").stat().st_mtime_ns
+    write_run(folder, TWO_PATCHES, rows=SUITE[:2], over={SECOND: {}})
+    assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "resolved"}
+    assert (logs / FIRST / "report.json").stat().st_mtime_ns == before
+    graded(folder, is_redone=True)
+    assert (logs / FIRST / "report.json").stat().st_mtime_ns > before
 
 
 @pytest.mark.parametrize(
@@ -183,9 +168,9 @@ def test_without_a_daemon_the_other_mode_is_named(
 ) -> None:
     """Without a docker daemon nothing is graded, and earlier verdicts of another mode are kept."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
-    folder = write_run(tmp_path / "run", FIRST_PATCH)
-    write_eval(folder, {FIRST: ("resolved", patch_sha256(GOLD))}, mode="daemon-less")
+    folder = write_run(tmp_path / "run", {FIRST: GOLD}, rows=SUITE[:1])
+    write_eval(folder, {FIRST: GOLD}, ["resolved"], mode="daemon-less")
     before = (folder / "eval.json").read_text()
     with pytest.raises(SwebenchError, match="--mode daemon-less"):
-        evaluate(folder, mode="docker")
+        evaluate(folder)
     assert (folder / "eval.json").read_text() == before

@@ -1,4 +1,4 @@
-"""Facts about a run: instances played against a server that knows the solutions."""
+"""Facts about runs of the suite in bubblewrap, on a server that plays the solutions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,23 +15,24 @@ from typing import Any
 
 import pytest
 
+from agentkv.errors import AgentKVError
 from agentkv.evals.swebench import command
+from agentkv.evals.swebench.folder import finished, read_run
 from agentkv.evals.swebench.instances import SwebenchError
-from agentkv.evals.swebench.run import RunPlan, _sum, run
-from agentkv.evals.swebench.suite import Solution, commands, completion
+from agentkv.evals.swebench.run import RunPlan, run
+from agentkv.evals.swebench.suite import commands, completion
 from tests.agents.mini_swe_replies import fenced
-from tests.evals.swebench.run_folders import SUITE, gold_patches
+from tests.evals.swebench.run_folders import GOLD, PATCHES, SUITE, trajectory, write_run
 from tests.scripted_server import ScriptedReply, ScriptedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
-GOLD = gold_patches()
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 # each instance takes two seconds before its agent starts, so that a run has a middle
 SLOWLY = ("--workers", "1", "--slice", ":3", "--config", "run.env_startup_command=sleep 2")
 Whole = tuple[RunPlan, dict[str, Any], ScriptedServer]
 
 
-def solution_server(solution: Solution) -> ScriptedServer:
+def solution_server(solution: str) -> ScriptedServer:
     """The suite's solutions on a server that has the plugin's routes, and notes tags."""
 
     def reply(body: Any) -> ScriptedReply:
@@ -69,15 +69,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         yield plan, run(plan), server
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    path = out / "instances.jsonl"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def patches(out: Path) -> dict[str, str]:
-    found = json.loads((out / "preds.json").read_text())
-    return {name: entry["model_patch"] for name, entry in found.items()}
+def over(out: Path) -> dict[str, str]:
+    """How each instance of a run ended; nothing before the run has begun."""
+    if not (out / "run.json").exists():
+        return {}
+    return {name: one.exit_status for name, one in read_run(out).instances.items()}
 
 
 def test_every_instance_hands_in_the_solution(whole: Whole) -> None:
@@ -85,18 +81,21 @@ def test_every_instance_hands_in_the_solution(whole: Whole) -> None:
     plan, document, server = whole
     assert document["exit_statuses"] == {"Submitted": 6}
     assert document["ended_early"] is None
-    assert patches(plan.out) == GOLD
-    for row in rows(plan.out):
-        assert row["job_id"] == f"{row['instance_id']}.{document['run_id']}"
-        assert row["num_turns"] == len(row["turns"]) == 4
-        spent_s = sum(turn["llm_s"] + turn["tool_s"] for turn in row["turns"])
-        assert 0.0 <= row["start_s"] < row["start_s"] + spent_s < row["end_s"]
-        assert row["turns"][0]["command"] == "git status --short && ls"
-        assert row["turns"][0]["prompt_tokens"] > 100
-    job_ids = {row["job_id"] for row in rows(plan.out)}
+    found = read_run(plan.out).instances
+    assert {name: one.patch for name, one in found.items()} == GOLD
+    predictions = json.loads((plan.out / "agents" / "preds.json").read_text())
+    assert {name: entry["model_patch"] for name, entry in predictions.items()} == GOLD
+    for name, one in found.items():
+        assert one.job.job_id == f"{name}.{document['run_id']}.1"
+        assert [turn.turn for turn in one.job.turns] == [0, 1, 2, 3]
+        assert all(turn.latency_s > 0 and turn.tool_s > 0 for turn in one.job.turns)
+        assert one.job.turns[0].prompt_tokens > 100
+        assert one.job.parts["other_s"] >= 0
+    job_ids = {one.job.job_id for one in found.values()}
     tags = {(turn.tags["job_id"], turn.tags["turn"]) for turn in server.turns}
     assert tags == {(job_id, turn) for job_id in job_ids for turn in (1, 2, 3, 4)}
     assert set(server.released) == job_ids
+    assert len([event for _, event in server.tool_events if event["state"] == "finished"]) == 24
 
 
 def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
@@ -108,32 +107,29 @@ def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
     assert (document["policy"], document["model"]) == ("scripted", "scripted-gold")
     assert (document["workers"], document["step_limit"]) == (3, 30)
     assert document["environment"] == "bubblewrap"
-    assert document["started_at"] < document["ended_at"]
     assert document["server"]["policy"] == "scripted"
     assert document["versions"]["mini-swe-agent"].startswith("2.")
     name = SUITE[0]["instance_id"]
-    saved = json.loads((plan.out / name / f"{name}.traj.json").read_text())
+    saved = json.loads((plan.out / "agents" / name / f"{name}.traj.json").read_text())
     assert saved["trajectory_format"].startswith("mini-swe-agent-1")
-    assert saved["info"]["exit_status"] == "Submitted"
     assert SUITE[0]["problem_statement"].strip() in saved["messages"][1]["content"]
-    files = {"run.json", "instances.jsonl", "preds.json", "repositories", ".lock"}
-    assert {path.name for path in plan.out.iterdir()} - {"agents.log"} == files | set(GOLD)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "options", "words"),
     [
-        ({"step_limit": 5}, "another step_limit: 30, now 5"),
-        ({"instances": SUITE[:2]}, "another dataset_sha256"),
-        ({"environment": "podman"}, "another environment"),
+        ({"step_limit": 5}, {"resume": True}, "another step_limit: 30, now 5"),
+        ({"instances": SUITE[:2]}, {"resume": True}, "another dataset_sha256"),
+        ({"is_text": True}, {"resume": True}, "another is_text"),
+        ({}, {}, r"run.json exists.*--resume.*--force"),
     ],
 )
 def test_a_run_is_resumed_under_its_own_conditions_only(
-    whole: Whole, changes: dict[str, Any], words: str
+    whole: Whole, changes: dict[str, Any], options: dict[str, bool], words: str
 ) -> None:
-    """Other flags than at the beginning are refused."""
+    """Other flags than at the beginning are refused, and so is a run that is not asked for."""
     with pytest.raises(SwebenchError, match=words):
-        run(replace(whole[0], **changes), resume=True)
+        run(replace(whole[0], **changes), **options)
 
 
 def test_a_run_is_not_resumed_on_another_model(plan: RunPlan) -> None:
@@ -154,38 +150,47 @@ def test_a_relative_folder_and_text_mode_work(
 ) -> None:
     """The sandbox finds a relative --out, fenced text gives the same patch, the key is not kept."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()  # a folder of this name is not the dataset
     instance, out = SUITE[0], Path("runs/ours")
     replies = [fenced(text) for text in commands(instance, "gold")]
     with ScriptedServer(replies, model="text", api_key="secret") as server:
         plan = plan_of(server, out, instances=[instance], step_limit=4, is_text=True)
         plan = replace(plan, api_key="secret")
         assert run(plan)["exit_statuses"] == {"Submitted": 1}
-    assert patches(out) == {instance["instance_id"]: instance["patch"]}
-    assert json.loads((out / "run.json").read_text())["dataset"] == "demo"
-    files = [path for path in out.rglob("*") if path.is_file() and ".git" not in path.parts]
-    assert not [path for path in files if b"secret" in path.read_bytes()]
+    assert server.turns[-1].tags["is_last_step"]
+    assert read_run(out).instances[instance["instance_id"]].patch == instance["patch"]
+    assert not [path for path in out.rglob("*.*") if b"secret" in path.read_bytes()]
 
 
 def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
-    """Its error is in its row alone, and --resume plays it again under another job id."""
+    """Its error is in its trajectory alone, and --resume plays it again under another job id."""
     broken = {**SUITE[1], "base_commit": "0" * 40}
-    plan = replace(plan, instances=[SUITE[0], broken, SUITE[2]])
+    plan = replace(plan, instances=[SUITE[0], broken])
     document = run(plan)
-    assert document["exit_statuses"] == {"Submitted": 2, "error:SwebenchError": 1}
-    assert "not our ref" in document["errors"][broken["instance_id"]]
+    assert document["exit_statuses"] == {"Submitted": 1, "error:SwebenchError": 1}
+    assert "git ended" in document["errors"][broken["instance_id"]]
+    kept = read_run(plan.out).instances[SUITE[0]["instance_id"]]
+    trajectory = plan.out / "agents" / broken["instance_id"] / f"{broken['instance_id']}.traj.json"
+    assert ".1" in trajectory.read_text()
     run(plan, resume=True)
-    failed = [row for row in rows(plan.out) if row["exit_status"] == "error:SwebenchError"]
-    assert [row["instance_id"] for row in failed] == [broken["instance_id"]] * 2
-    assert failed[1]["job_id"] == f"{failed[0]['job_id']}.2"
-    assert len(rows(plan.out)) == 4
+    assert f"{document['run_id']}.2" in trajectory.read_text()
+    assert read_run(plan.out).instances[SUITE[0]["instance_id"]] == kept
 
 
-def test_an_instance_named_like_a_file_of_the_run_is_refused(plan: RunPlan) -> None:
-    """An instance must not be named run.json or eval, as its folder lies next to those."""
-    odd = {**SUITE[0], "instance_id": "eval"}
-    with pytest.raises(SwebenchError, match="'eval' is the name of a file"):
-        run(replace(plan, instances=[odd]))
+def test_force_begins_another_run_and_deletes_nothing(plan: RunPlan) -> None:
+    """Files of others stay, those of the earlier run are not read, and a folder of others is
+    refused."""
+    notes = plan.out / "agents" / "notes" / "notes.traj.json"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    plan = replace(plan, instances=SUITE[:1])
+    with pytest.raises(SwebenchError, match=r"run.json lacks .*is this the --out"):
+        run(plan, force=True)
+    write_run(plan.out, PATCHES)
+    document = run(plan, force=True)
+    assert document["exit_statuses"] == {"Submitted": 1}
+    assert notes.read_text() == "mine"
+    assert (plan.out / "agents" / "a-1" / "a-1.traj.json").exists()
+    assert list(over(plan.out)) == [SUITE[0]["instance_id"]]
 
 
 def test_the_command_names_bad_usage_and_says_how_agents_ended(
@@ -201,33 +206,11 @@ def test_the_command_names_bad_usage_and_says_how_agents_ended(
     assert text == ["1 of 1 instances over: 1 Submitted", f"in {plan.out}"]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "added"),
-    [
-        (None, {"pins_total": {"fast": 4, "slow": 1}, "preemptions_total": 4}),
-        (
-            {"pins_total": {"fast": 1}},
-            {"pins_total": {"fast": 5, "slow": 1}, "preemptions_total": 4},
-        ),
-    ],
-    ids=["one session", "resumed"],
-)
-def test_only_what_the_run_added_counts(earlier: Any, added: Any) -> None:
-    """What the server had counted before is subtracted, and sessions of a run add up."""
-    before = {"pins_total": {"fast": 2}, "preemptions_total": 5}
-    after = {"pins_total": {"fast": 6, "slow": 1}, "preemptions_total": 9}
-    assert _sum(earlier, _sum(after, before, -1)) == added
-
-
-def in_process(base_url: str, out: Path, *more: str) -> list[str]:
-    program = [sys.executable, "-m", "agentkv.cli", "swebench", "run", "--base-url", base_url]
-    return [*program, "--out", str(out), "--json", *SLOWLY, *more]
-
-
-def begun(base_url: str, out: Path) -> subprocess.Popen[str]:
+def begun(base_url: str, out: Path, *more: str) -> subprocess.Popen[str]:
     """Start a slow run in a process of its own, which listens to SIGINT."""
+    program = [sys.executable, "-m", "agentkv.cli", "swebench", "run", "--base-url", base_url]
     return subprocess.Popen(
-        in_process(base_url, out),
+        [*program, "--out", str(out), "--json", *SLOWLY, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -245,75 +228,92 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_run_is_gone_on_with(server: ScriptedServer, tmp_path: Path) -> None:
-    """After kill -9 the finished rows stay, and --resume plays the rest once."""
-    out = tmp_path / "run"
-    process = begun(server.base_url, out)
-    wait_until(lambda: rows(out))
-    process.kill()
-    process.communicate()
-    kept = rows(out)
-    assert 1 <= len(kept) < 3
-    arguments = in_process(server.base_url, out, "--resume")
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["over"] == len(rows(out)) == 3
-    assert rows(out)[: len(kept)] == kept
-    assert {row["exit_status"] for row in rows(out)} == {"Submitted"}
-    assert patches(out) == dict(list(GOLD.items())[:3])
-    document = json.loads((out / "run.json").read_text())
-    assert document["ended_at"] is not None
-    assert document["sessions"] == 2
-    assert not (out / "worktrees").exists()
+CAUSES = [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, "server gone"]
 
 
-@pytest.mark.parametrize("cause", [signal.SIGINT, signal.SIGTERM, "server gone"])
-def test_an_interrupted_run_ends_in_order(tmp_path: Path, cause: signal.Signals | str) -> None:
-    """A signal or the server's end gives status 1, the reason, and finished instances alone."""
+@pytest.mark.parametrize("cause", CAUSES, ids=str)
+def test_an_interrupted_run_keeps_what_is_finished(
+    tmp_path: Path, cause: signal.Signals | str
+) -> None:
+    """A signal or the server's end gives status 1 and the reason; --resume plays the rest once."""
     out = tmp_path / "run"
     with solution_server("gold") as server:
         process = begun(server.base_url, out)
-        wait_until(lambda: rows(out))
+        wait_until(lambda: over(out))
         if isinstance(cause, signal.Signals):
             process.send_signal(cause)
             printed, said = process.communicate(timeout=LIMIT_S)
     if cause == "server gone":
         printed, said = process.communicate(timeout=LIMIT_S)
+    kept = over(out)
+    assert 1 <= len(kept) < 3
+    if cause is signal.SIGKILL:
+        wait_until(lambda: not batches_at(out))
+        with solution_server("gold") as server:
+            printed, said = begun(server.base_url, out, "--resume").communicate(timeout=LIMIT_S)
+        assert json.loads(printed)["exit_statuses"] == {"Submitted": 3}, said
+        assert len(server.turns) == 4 * (3 - len(kept))
+        return
     assert process.returncode == 1, said
     document = json.loads(printed)
     reason = server.base_url.removesuffix("/v1") if cause == "server gone" else "interrupted"
     assert reason in document["ended_early"]
-    assert document["over"] == len(rows(out)) < 3
-    assert set(patches(out)) == {row["instance_id"] for row in rows(out)}
+    assert document["over"] == len(kept)
+    assert not batches_at(out)
 
 
-def test_an_interrupt_waits_for_agents_and_a_second_one_does_not(tmp_path: Path) -> None:
-    """Agents that wait for their server's answer are then abandoned, and leave nothing behind."""
-    out = tmp_path / "run"
-    asked, answer_now = threading.Event(), threading.Event()
-
-    def hang(body: Any) -> None:
-        asked.set()
-        answer_now.wait(LIMIT_S)
-
-    with ScriptedServer(hang, model="hanging") as server:
-        process = begun(server.base_url, out)
-        assert asked.wait(LIMIT_S)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        assert any("Ctrl-C again" in line for line in process.stderr)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2.0)
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=LIMIT_S)
-        answer_now.set()
-    assert json.loads(printed)["ended_early"] == "interrupted"
-    assert rows(out) == []
-    assert not (out / "worktrees").exists()
+def batches_at(out: Path) -> list[Path]:
+    """Processes whose command line names the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(out).encode() in path.read_bytes():
+                found.append(path)
+        except OSError:  # it has ended
+            continue
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("bubblewrap")
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.json", None, "is this the --out"),
+        ("run.json", "[]", "no JSON object"),
+        ("run.json", '{"run_id": "r"}', "lacks policy, instance_ids"),
+    ],
+)
+def test_a_damaged_run_is_named(tmp_path: Path, name: str, content: str | None, words: str) -> None:
+    """The file is named, and what is wrong with it."""
+    folder = write_run(tmp_path, PATCHES)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    with pytest.raises(AgentKVError, match=f"{name}.*{words}"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "is_over", "is_settled"),
+    [
+        (trajectory("p"), True, True),
+        (trajectory("", exception_str="", exit_status="OSError"), True, False),
+        (trajectory("", exception_str="x", exit_status="ContextWindowExceededError"), True, True),
+        (trajectory("p", run_id="other.1"), False, False),
+        ({"info": {"exit_status": "Submitted", "submission": "p"}}, False, False),
+        ('{"info": {"exit_st', False, False),
+    ],
+    ids=["ended", "failed", "too long", "earlier run", "another's", "cut"],
+)
+def test_only_whole_trajectories_of_the_run_count(
+    tmp_path: Path, content: object, is_over: bool, is_settled: bool
+) -> None:
+    """An error around the agent may pass, so --resume tries again; a full context does not."""
+    path = tmp_path / "agents" / "a-1" / "a-1.traj.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    found = finished(tmp_path, {"run_id": "r", "instance_ids": ["a-1", "a-2"]})
+    assert list(found) == ["a-1"] * is_over
+    assert [one.is_settled for one in found.values()] == [is_settled] * is_over
+
+
 @pytest.mark.parametrize(("solution", "counts"), [("gold", (6, 0)), ("wrong", (0, 6))])
 def test_solutions_decide_what_is_resolved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solution: str, counts: tuple[int, int]
