@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -49,7 +48,7 @@ class JobAgent(ProgressTrackingAgent):
         job_id = f"{self.instance_id}.{run_id}"
         self._job: Job[Any] | None = None
         self._turns: list[dict[str, Any]] = []
-        self._facts: dict[str, Any] = {"job_id": job_id, "run_id": run_id, "turns": self._turns}
+        self._facts: dict[str, Any] = {"job_id": job_id, "turns": self._turns}
 
     def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
         """Run the loop as one job, which the server frees when it ends."""
@@ -123,21 +122,13 @@ def start_environment(
         environment = _get_environment({**config, "environment": settings}, instance)
         _started.add(environment)
         return environment
-    except FileNotFoundError as error:
-        said = f"{error.filename} is not installed"
-    except subprocess.TimeoutExpired as error:
-        said = f"{image}: no container after {error.timeout:g} s: pull it beforehand, or raise "
-        said += "environment.pull_timeout with --config"
-    except subprocess.CalledProcessError as error:
-        words = " ".join(str(error.stderr or error.stdout).split())[-500:]
-        said = f"{image}: {error.cmd[0]} ended: {words}"
     except Exception as error:
-        said = str(error)
-    facts = {"exit_status": SwebenchError.__name__, "exception_str": said, "submission": ""}
-    info = {**facts, "agentkv": {"run_id": config["agent"]["run_id"]}}
+        words = getattr(error, "stderr", None) or ""  # of the program that makes containers
+        said = f"{image}: {error} {' '.join(words.split())}"[:1000]
+    info = {"exit_status": SwebenchError.__name__, "exception_str": said, "submission": ""}
     path = output / name / f"{name}.traj.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"info": info}))
+    path.write_text(json.dumps({"info": {**info, "agentkv": {}}}))
     raise SwebenchError(said)
 
 

@@ -1,6 +1,6 @@
 """`agentkv swebench run | eval | report | demo`: flags, exit status, and what is printed.
 
-Exit status: 0 done, 1 done in part or failed, 2 bad usage.
+Exit status: 0 done, 1 done in part; `agentkv.cli` says what was raised, with 1 or 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import (
-    BAD_USAGE,
     DONE,
     FAILED,
     add_json,
@@ -27,7 +26,6 @@ from agentkv.command_line import (
     url,
     whole_number,
 )
-from agentkv.errors import AgentKVError, RunError
 from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
 
 from ..options import add_kept
@@ -56,22 +54,14 @@ Outcome = tuple[int, dict[str, Any], str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status."""
+    """Run one subcommand and return its exit status. Raises AgentKVError or OSError."""
     options = _parser().parse_args(argv)
     for name, value in QUIET.items():  # before the first import of mini-swe-agent
         os.environ.setdefault(name, value)
     # containers and servers must not outlive us: SIGTERM ends us as SIGINT does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    name = f"agentkv swebench {options.subcommand}"
-    try:
-        with redirect_stdout(sys.stderr):  # standard output is for the result alone
-            status, document, text = options.play(options)
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; what is finished is kept", file=sys.stderr)
-        return FAILED
-    except (AgentKVError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return FAILED if isinstance(error, (RunError, OSError)) else BAD_USAGE
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        status, document, text = options.play(options)
     print_result(document, text, is_json=options.json)
     return int(status)
 
@@ -146,7 +136,7 @@ def _report(options: argparse.Namespace) -> Outcome:
     runs, out = options.run_dirs, options.out
     if out is None:
         out = runs[0] if len(runs) == 1 else f"swebench-report-{time_stamp()}"
-    document = report(runs, Path(out), baseline=options.baseline, is_forced=options.force)
+    document = report(runs, Path(out), is_forced=options.force)
     return DONE, document, Path(document["files"]["markdown"]).read_text(encoding="utf-8")
 
 
@@ -245,8 +235,9 @@ def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
-    parser.add_argument("--baseline", help="policy that ratios are to; default: fcfs or the first")
+    parser.add_argument(
+        "run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="ratios are to the first"
+    )
     add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
 
 

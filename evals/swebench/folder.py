@@ -17,7 +17,7 @@ from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
 from ..rows import json_object
 from .instances import SwebenchError
 
-RUN_FILE, INSTANCES_FILE, EVAL_FILE, AGENTS = "run.json", "instances.json", "eval.json", "agents"
+RUN_FILE, INSTANCES_FILE, EVAL_FILE = "run.json", "instances.json", "eval.json"
 _FINAL_ERROR = "ContextWindowExceededError"  # another attempt would repeat it
 
 
@@ -77,17 +77,22 @@ def read_run(folder: Path) -> SwebenchRun:
 
 
 def finished(folder: Path, document: Mapping[str, Any]) -> dict[str, FinishedInstance]:
-    """Return the instances of the run that are over, in its order."""
+    """Return the instances of the run that are over, each as its last session left it."""
     found = {}
-    for name in document["instance_ids"]:
-        path = folder / AGENTS / name / f"{name}.traj.json"
-        try:
-            info = json.loads(path.read_text(encoding="utf-8"))["info"]
-            if info["agentkv"]["run_id"].startswith(f"{document['run_id']}."):
-                found[name] = _instance_of(info)
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # not played, of others, or cut by a kill
+    for session in range(document.get("sessions", 0)):
+        home = session_folder(folder, document["run_id"], session + 1)
+        for name in document["instance_ids"]:
+            try:
+                text = (home / name / f"{name}.traj.json").read_text(encoding="utf-8")
+                found[name] = _instance_of(json.loads(text)["info"])
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # not played in this session, or cut by a kill
     return found
+
+
+def session_folder(folder: Path, run_id: str, session: int) -> Path:
+    """Where mini-swe-agent writes: a folder that no other run or session has."""
+    return folder / "agents" / f"{run_id}.{session}"
 
 
 def _instance_of(info: Mapping[str, Any]) -> FinishedInstance:

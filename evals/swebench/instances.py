@@ -36,15 +36,12 @@ def load_instances(source: str, slice_: str = "", filter_: str = "") -> list[Ins
     The filter is a regular expression on the start of the id. Raises SwebenchError with the value
     seen, also if nothing is left.
     """
-    from swebench.harness.utils import load_swebench_dataset
-
     name = {**HUB_NAMES, SUITE: str(SUITE_FILE)}.get(source)
     if name is None and Path(source).suffix not in _FILE_KINDS:
         kinds, names = ", ".join(_FILE_KINDS), ", ".join(HUB_NAMES)
         raise SwebenchError(f"{source}: allowed is a file ({kinds}), {names} or {SUITE}")
-    try:  # through JSON, which the harness reads again: a column of Parquet may hold dates
-        loaded = load_swebench_dataset(name or source, "test")
-        rows = [json.loads(json.dumps(row, default=str)) for row in loaded]
+    try:
+        rows = _read(name or source)
         counts = Counter(row.get("instance_id") for row in rows)
     except Exception as error:  # the hub's client raises many kinds
         said = f"{type(error).__name__}: {str(error)[:200]}"
@@ -70,6 +67,20 @@ def load_instances(source: str, slice_: str = "", filter_: str = "") -> list[Ins
         ids = ", ".join(row["instance_id"] for row in rows[:3])
         raise SwebenchError(f"no instance is left of {len(rows)} ({wanted}), such as {ids}")
     return chosen
+
+
+def _read(name: str) -> list[Instance]:
+    """Read a file here, or another source with the harness's reader, which takes long to import."""
+    if name.endswith(".json"):
+        return list(json.loads(Path(name).read_text(encoding="utf-8")))
+    if name.endswith(".jsonl"):
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    from swebench.harness.utils import load_swebench_dataset
+
+    # through JSON, which the harness reads again: a column of Parquet may hold dates
+    loaded = load_swebench_dataset(name, "test")
+    return [json.loads(json.dumps(row, default=str)) for row in loaded]
 
 
 def image_name(row: Instance) -> str:

@@ -24,7 +24,7 @@ from agentkv.policies.names import STOCK_POLICIES, server_policy
 from ..player.servers import start_server
 from ..rows import provenance, write_whole
 from ..server import ServerUnderTest, preemptions_between
-from .folder import AGENTS, INSTANCES_FILE, RUN_FILE, finished, read_run
+from .folder import INSTANCES_FILE, RUN_FILE, finished, read_run, session_folder
 from .instances import CONTAINERS, SANDBOX, Instance, SwebenchError, image_name
 
 READY_TIMEOUT_S = 3600.0
@@ -164,7 +164,7 @@ def _earlier(folder: Path, *, resume: bool, force: bool) -> dict[str, Any]:
 
     Raises SwebenchError for a run that is neither resumed nor forced, and for files of others.
     """
-    if not (folder / RUN_FILE).exists() and not (folder / AGENTS).exists():
+    if not (folder / RUN_FILE).exists():
         return {}
     document = read_run(folder).document
     if not (resume or force):
@@ -221,7 +221,6 @@ def _play(
     }
     write_whole(plan.out / RUN_FILE, json.dumps(document, indent=1) + "\n")
     write_whole(plan.out / INSTANCES_FILE, json.dumps(list(plan.instances)) + "\n")
-    _write_predictions(plan.out, document)
     before = server.counters()
     reason = _batch(plan, document, todo, server)
     preempted = preemptions_between(before, server.counters())
@@ -230,32 +229,17 @@ def _play(
     return reason
 
 
-def _write_predictions(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write what is settled into mini-swe-agent's `preds.json`, which a kill may have cut."""
-    found = {
-        name: {
-            "model_name_or_path": f"openai/{document['model']}",
-            "instance_id": name,
-            "model_patch": one.patch,
-        }
-        for name, one in finished(folder, document).items()
-        if one.is_settled
-    }
-    write_whole(folder / AGENTS / "preds.json", json.dumps(found, indent=2))
-
-
 def _batch(
     plan: RunPlan, document: Mapping[str, Any], todo: Sequence[Instance], server: ServerUnderTest
 ) -> str | None:
     """Run mini-swe-agent's batch as a process; return why it ended early, or None."""
-    # differs from every job id that the server has seen, also in a resumed run
-    run_id = f"{document['run_id']}.{document['sessions']}"
+    output = session_folder(plan.out, document["run_id"], document["sessions"])
     rows = [{**one, "image_name": image_name(one)} for one in todo]
     with tempfile.TemporaryDirectory(prefix="agentkv-swebench-") as scratch:
         Path(scratch, INSTANCES_FILE).write_text(json.dumps(rows), encoding="utf-8")
         command = [sys.executable, "-m", "agentkv.evals.swebench.batch", scratch]
-        command += ["--output", str(plan.out / AGENTS), "--workers", str(plan.workers)]
-        for config in plan.agent_configs(document, run_id):
+        command += ["--output", str(output), "--workers", str(plan.workers)]
+        for config in plan.agent_configs(document, output.name):
             command += ["--config", config]
         process = subprocess.Popen(
             command,

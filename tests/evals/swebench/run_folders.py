@@ -18,7 +18,6 @@ PATCHES = {"a-1": "one", "a-2": "two", "a-3": "", "a-4": "four"}
 def trajectory(
     patch: str,
     *,
-    run_id: str = "r.1",
     job_s: float = 10.0,
     exit_status: str = "Submitted",
     cached_tokens: int | None = 60,
@@ -31,7 +30,7 @@ def trajectory(
     turns = [{**turn, **first}, {**turn, **second, "cached_tokens": cached_tokens}]
     if cached_tokens is None:
         turns[0]["cached_tokens"] = None
-    job = {"job_id": "job", "run_id": run_id, "turns": turns, "began_s": 0.0, "ended_s": job_s}
+    job = {"job_id": "job", "turns": turns, "began_s": 0.0, "ended_s": job_s}
     return {"info": {"exit_status": exit_status, "submission": patch, "agentkv": job, **info}}
 
 
@@ -50,13 +49,18 @@ def write_run(
     """
     rows = [{"instance_id": name} for name in patches] if rows is None else rows
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"run_id": "r", "policy": policy, "instance_ids": [row["instance_id"] for row in rows]}
+    made = {
+        "run_id": "r",
+        "sessions": 1,
+        "policy": policy,
+        "instance_ids": [row["instance_id"] for row in rows],
+    }
     load = {"model": "m", "workers": 2, "step_limit": 10, "environment": "bubblewrap"}
     facts = {**made, **load, "dataset": "demo", "dataset_sha256": "0" * 64, **document}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "instances.json").write_text(json.dumps(rows))
     for name, fields in ({name: {} for name in patches} if over is None else over).items():
-        own = folder / "agents" / name
+        own = folder / "agents" / "r.1" / name
         own.mkdir(parents=True, exist_ok=True)
         found = trajectory(patches[name], **fields)
         (own / f"{name}.traj.json").write_text(json.dumps(found))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentkv import cli
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.instances import image_name, load_instances
 
@@ -75,7 +76,7 @@ def test_bad_usage_is_named(
     """Bad flags end the command with status 2 and one line, before anything is started."""
     monkeypatch.chdir(tmp_path)
     try:
-        status: object = command.main(["run", *arguments])
+        status: object = cli.main(["swebench", "run", *arguments])
     except SystemExit as ended:
         status = ended.code
     assert status == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentkv import cli
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.instances import SwebenchError
 from agentkv.evals.swebench.report import compare, report
@@ -79,7 +80,6 @@ def test_a_run_graded_in_part_has_no_pass_rate(tmp_path: Path, is_graded: bool) 
     run = summary_of(folder)
     assert (run["pass_rate"], run["resolved"], run["error"]) == (None, 0, int(is_graded))
     assert run["not_graded"] == (1 if is_graded else 4)
-    assert "not graded yet" in page_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,35 +100,27 @@ def test_runs_on_other_instances_are_not_compared(
 
 
 def test_policies_stand_side_by_side(tmp_path: Path) -> None:
-    """fcfs comes first and is the baseline of ratios; errors have their reasons."""
+    """Ratios are to the first run; errors have their reasons."""
     slow = {name: {"job_s": 20.0} for name in PATCHES}
     fcfs = write_graded(tmp_path / "fcfs", policy="fcfs", over=slow)
     continuum = write_graded(tmp_path / "continuum", ("unresolved", "resolved", "empty", "error"))
-    document, page = compare([continuum, fcfs]), page_of(continuum, fcfs)
-    assert [run["name"] for run in document["runs"]] == ["fcfs", "continuum"]
+    document, page = compare([fcfs, continuum]), page_of(fcfs, continuum)
     assert document["runs"][1]["ratios"]["mean_s"] == 0.5
     for words in (
         "| JCT mean, s | 20.0 | 10.0 (x 0.50) |",
         *("`a-4`: error: why a-4", "`a-3`: empty: why a-3"),
     ):
         assert words in page
-    with pytest.raises(SwebenchError, match="the runs are fcfs, continuum"):
-        compare([fcfs, continuum], baseline="priority")
 
 
 def test_grading_of_another_kind_is_labelled(tmp_path: Path) -> None:
-    """Daemon-less grading is named in the conditions, and so is another version of the harness."""
+    """Every run says how it was graded; daemon-less grading is no official one."""
     local = write_graded(tmp_path / "local", mode="daemon-less")
     real, other = (write_graded(tmp_path / name, policy=name) for name in ("fcfs", "priority"))
     page = page_of(local, real)
     assert "**daemon-less grading**" in page
-    assert "**the runs differ in** mode: docker, daemon-less" in page
-    conditions = "".join(compare([real, other])["conditions"])
-    assert "daemon-less" not in conditions
-    assert "differ" not in conditions
-    path = other / "eval.json"
-    path.write_text(path.read_text().replace("5.0.2", "5.1.0"))
-    assert "differ in** harness_version" in "".join(compare([real, other])["conditions"])
+    assert "| mode | daemon-less | docker |" in page
+    assert "**daemon-less grading**" not in page_of(real, other)
 
 
 def test_a_run_without_grades_or_rows_is_reported(tmp_path: Path) -> None:
@@ -137,7 +129,6 @@ def test_a_run_without_grades_or_rows_is_reported(tmp_path: Path) -> None:
     assert "| pass rate | - |" in page_of(folder)
     assert summary_of(folder)["mean_s"] == 10.0
     folder = write_run(tmp_path / "b", PATCHES, over={})
-    assert "not run to its end" in page_of(folder)
     assert summary_of(folder)["not_run"] == 4
 
 
@@ -148,7 +139,8 @@ def test_reports_are_written_where_they_are_asked_for(
     monkeypatch.chdir(tmp_path)
     ours, stock = (str(write_graded(tmp_path / name)) for name in ("ours", "stock"))
     out = ["report", ours, "--out", str(tmp_path / "report")]
-    assert [command.main([*out, *more]) for more in ([], [], ["--force"])] == [0, 2, 0]
+    runs = [cli.main(["swebench", *out, *more]) for more in ([], [], ["--force"])]
+    assert runs == [0, 2, 0]
     assert "--force" in capsys.readouterr().err
     assert [command.main(["report", ours, "--json"]) for _ in range(2)] == [0, 0]
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()]

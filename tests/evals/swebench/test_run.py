@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agentkv import cli
 from agentkv.errors import AgentKVError
 from agentkv.evals.swebench import command
 from agentkv.evals.swebench.folder import finished, read_run
@@ -76,6 +77,12 @@ def over(out: Path) -> dict[str, str]:
     return {name: one.exit_status for name, one in read_run(out).instances.items()}
 
 
+def session(out: Path, number: int = 1) -> Path:
+    """The folder of mini-swe-agent's batch."""
+    (found,) = (out / "agents").glob(f"*.{number}")
+    return found
+
+
 def test_every_instance_hands_in_the_solution(whole: Whole) -> None:
     """The patches are those that the agents' commands made; every turn of every job is tagged."""
     plan, document, server = whole
@@ -83,7 +90,7 @@ def test_every_instance_hands_in_the_solution(whole: Whole) -> None:
     assert document["ended_early"] is None
     found = read_run(plan.out).instances
     assert {name: one.patch for name, one in found.items()} == GOLD
-    predictions = json.loads((plan.out / "agents" / "preds.json").read_text())
+    predictions = json.loads((session(plan.out) / "preds.json").read_text())
     assert {name: entry["model_patch"] for name, entry in predictions.items()} == GOLD
     for name, one in found.items():
         assert one.job.job_id == f"{name}.{document['run_id']}.1"
@@ -110,7 +117,7 @@ def test_a_run_folder_tells_how_it_was_made(whole: Whole) -> None:
     assert document["server"]["policy"] == "scripted"
     assert document["versions"]["mini-swe-agent"].startswith("2.")
     name = SUITE[0]["instance_id"]
-    saved = json.loads((plan.out / "agents" / name / f"{name}.traj.json").read_text())
+    saved = json.loads((session(plan.out) / name / f"{name}.traj.json").read_text())
     assert saved["trajectory_format"].startswith("mini-swe-agent-1")
     assert SUITE[0]["problem_statement"].strip() in saved["messages"][1]["content"]
 
@@ -158,39 +165,41 @@ def test_a_relative_folder_and_text_mode_work(
         assert run(plan)["exit_statuses"] == {"Submitted": 1}
     assert server.turns[-1].tags["is_last_step"]
     assert read_run(out).instances[instance["instance_id"]].patch == instance["patch"]
-    assert not [path for path in out.rglob("*.*") if b"secret" in path.read_bytes()]
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"secret" in path.read_bytes()]
 
 
 def test_a_failed_instance_is_tried_again(plan: RunPlan) -> None:
-    """Its error is in its trajectory alone, and --resume plays it again under another job id."""
+    """Its error is in its trajectory alone, and --resume plays it again, in a folder of its own."""
     broken = {**SUITE[1], "base_commit": "0" * 40}
     plan = replace(plan, instances=[SUITE[0], broken])
     document = run(plan)
     assert document["exit_statuses"] == {"Submitted": 1, "error:SwebenchError": 1}
-    assert "git ended" in document["errors"][broken["instance_id"]]
+    assert "Could not parse object" in document["errors"][broken["instance_id"]]
     kept = read_run(plan.out).instances[SUITE[0]["instance_id"]]
-    trajectory = plan.out / "agents" / broken["instance_id"] / f"{broken['instance_id']}.traj.json"
-    assert ".1" in trajectory.read_text()
     run(plan, resume=True)
-    assert f"{document['run_id']}.2" in trajectory.read_text()
+    again = json.loads((session(plan.out, 2) / "preds.json").read_text())
+    assert list(again) == [broken["instance_id"]]
     assert read_run(plan.out).instances[SUITE[0]["instance_id"]] == kept
 
 
 def test_force_begins_another_run_and_deletes_nothing(plan: RunPlan) -> None:
-    """Files of others stay, those of the earlier run are not read, and a folder of others is
-    refused."""
-    notes = plan.out / "agents" / "notes" / "notes.traj.json"
-    notes.parent.mkdir(parents=True)
-    notes.write_text("mine")
+    """Files of others and of the earlier run stay; a run.json of others is not overwritten."""
     plan = replace(plan, instances=SUITE[:1])
+    write_run(plan.out, PATCHES)
+    name = SUITE[0]["instance_id"]
+    mine = [plan.out / name / f"{name}.traj.json", plan.out / "agents" / "r.1" / "a-1" / "notes"]
+    mine[0].parent.mkdir()
+    for path in mine:
+        path.write_text("mine")
+    before = {path for path in plan.out.rglob("*") if path.is_file()}
+    assert run(plan, force=True)["exit_statuses"] == {"Submitted": 1}
+    assert before <= set(plan.out.rglob("*"))
+    assert {path.read_text() for path in mine} == {"mine"}
+    assert list(over(plan.out)) == [name]
+    (plan.out / "run.json").write_text("{}")
     with pytest.raises(SwebenchError, match=r"run.json lacks .*is this the --out"):
         run(plan, force=True)
-    write_run(plan.out, PATCHES)
-    document = run(plan, force=True)
-    assert document["exit_statuses"] == {"Submitted": 1}
-    assert notes.read_text() == "mine"
-    assert (plan.out / "agents" / "a-1" / "a-1.traj.json").exists()
-    assert list(over(plan.out)) == [SUITE[0]["instance_id"]]
 
 
 def test_the_command_names_bad_usage_and_says_how_agents_ended(
@@ -198,7 +207,7 @@ def test_the_command_names_bad_usage_and_says_how_agents_ended(
 ) -> None:
     """Another policy than the server's leaves nothing behind; what is printed is for people."""
     arguments = ["--base-url", str(plan.base_url), "--out", str(plan.out), "--slice", ":1"]
-    assert command.main(["run", *arguments, "--policy", "continuum"]) == 2
+    assert cli.main(["swebench", "run", *arguments, "--policy", "continuum"]) == 2
     assert "the server runs 'scripted'" in capsys.readouterr().err
     assert not (plan.out / "run.json").exists()
     assert command.main(["run", *arguments]) == 0
@@ -296,20 +305,19 @@ def test_a_damaged_run_is_named(tmp_path: Path, name: str, content: str | None, 
         (trajectory("p"), True, True),
         (trajectory("", exception_str="", exit_status="OSError"), True, False),
         (trajectory("", exception_str="x", exit_status="ContextWindowExceededError"), True, True),
-        (trajectory("p", run_id="other.1"), False, False),
         ({"info": {"exit_status": "Submitted", "submission": "p"}}, False, False),
         ('{"info": {"exit_st', False, False),
     ],
-    ids=["ended", "failed", "too long", "earlier run", "another's", "cut"],
+    ids=["ended", "failed", "too long", "another's", "cut"],
 )
 def test_only_whole_trajectories_of_the_run_count(
     tmp_path: Path, content: object, is_over: bool, is_settled: bool
 ) -> None:
     """An error around the agent may pass, so --resume tries again; a full context does not."""
-    path = tmp_path / "agents" / "a-1" / "a-1.traj.json"
+    path = tmp_path / "agents" / "r.1" / "a-1" / "a-1.traj.json"
     path.parent.mkdir(parents=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    found = finished(tmp_path, {"run_id": "r", "instance_ids": ["a-1", "a-2"]})
+    found = finished(tmp_path, {"run_id": "r", "sessions": 2, "instance_ids": ["a-1", "a-2"]})
     assert list(found) == ["a-1"] * is_over
     assert [one.is_settled for one in found.values()] == [is_settled] * is_over
 
