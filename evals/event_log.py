@@ -217,7 +217,7 @@ def _is_number(value: Any) -> bool:
     return is_number and abs(value) <= sys.float_info.max
 
 
-DEFAULT_AFTER_S: float = Settings.model_fields["patience_s"].default
+PATIENCE_S: float = Settings.model_fields["patience_s"].default
 """The patience of the `agentkv` policy where nothing else is set."""
 
 

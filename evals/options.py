@@ -10,7 +10,7 @@ from agentkv.command_line import positive, seconds, whole_number
 
 from .traces.logs import is_event_log
 from .workload.kinds import TOOLS
-from .workload.plans import ARRIVALS, RECORDED, Workload
+from .workload.plans import RECORDED, Workload
 from .workload.workloads import WORKLOADS, make_workload
 
 _WORKLOAD_FLAGS = (
@@ -28,6 +28,11 @@ def loads(text: str) -> dict[str, float]:
         raise argparse.ArgumentTypeError(
             f"{text}: must be clients and loads, such as alice=10,bob=1"
         ) from None
+
+
+def rates(text: str) -> list[float]:
+    """Type of a flag: jobs per second, several."""
+    return [positive(part, "rates") for part in text.split(",")]
 
 
 def add_server(parser: Any, model: str = "default: the first that the server offers") -> None:
@@ -57,8 +62,6 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")
     add("--jps", type=positive, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=count, metavar="N", help="instead: always N jobs at once")
-    default = "default: poisson; burst of the workload burst, recorded of an event log"
-    add("--arrivals", choices=(*ARRIVALS, RECORDED), help=default)
     add("--turns", type=count, metavar="N", help="turns a job at most")
     tools = f"{' or '.join(TOOLS)}, or a trace file to draw commands and times from"
     add("--tools", metavar="HOW", help=f"{tools} (default recorded, longtail of longtail)")
@@ -70,12 +73,12 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
 
 def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Apply defaults to flags that were left out, unless another flag says the same thing."""
+    is_recorded = False
     if options.trace is not None:
         defaults = defaults | {"workload": "trace"}
-        given = (options.jps, options.concurrency, options.arrivals)
-        if given == (None, None, None) and is_event_log(Path(options.trace)):
-            options.arrivals = RECORDED
-    is_recorded = options.arrivals == RECORDED
+        has_load = options.jps is not None or options.concurrency is not None
+        is_recorded = not has_load and is_event_log(Path(options.trace))
+    options.arrivals = RECORDED if is_recorded else None
     is_settled = {
         "jobs": options.duration is not None or is_recorded,
         "duration": options.jobs is not None or is_recorded,

@@ -1,4 +1,4 @@
-"""What happened to each job of a run, one flat table of numbers a run, and runs set side by side.
+"""What happened to each job of a run, and one flat table of numbers a run.
 
 The same rows and functions for a real server and for the simulator, so the two can be compared.
 Knows nothing of files or of how a run was made. Times are seconds since the start of the run;
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 from .workload.plans import JobRole
@@ -116,36 +116,7 @@ class RunOutcome:
         return max(job.ended_s for job in self.jobs) - min(job.arrived_s for job in self.jobs)
 
 
-COMPARED = (
-    *("mean_s", "p50_s", "p90_s", "p99_s", "max_s", "ttft_mean_s", "ttft_first_p99_s"),
-    *("ttft_continuing_p99_s", "ttft_continuing_max_s", "duration_s", "tokens_per_s"),
-    *("hit_rate", "recomputed_tokens", "preemptions"),
-    *("ttft_first_mean_s", "ttft_continuing_mean_s", "jobs_per_hour", "done_in_time"),
-)
-"""Numbers of a run's summary that `compare` averages over repeats and sets against a baseline's."""
-_SECONDS, _SHARE, _COUNT = ".2f", ".1%", ",.0f"
-COLUMNS: Mapping[str, tuple[str, str]] = {
-    **{name: (name.replace("_", " "), _SECONDS) for name in COMPARED[:5]},
-    "slowdown_p99": ("slowdown p99", _SECONDS),
-    "ttft_first_p99_s": ("first TTFT p99 s", _SECONDS),
-    "ttft_continuing_p99_s": ("next TTFT p99 s", _SECONDS),
-    "hit_rate": ("hits", _SHARE),
-    "preemptions": ("preempted", _COUNT),
-    "recomputed_tokens": ("recomputed", _COUNT),
-    "chat_ttft_p99_s": ("chat TTFT p99 s", _SECONDS),
-    "step_mean_s": ("step s", _SECONDS),
-}
-"""Numbers that tables show: heading, and how a number looks."""
 JOB_PARTS = ("to_first_token_s", "decode_s", "tools_s", "other_s")
-
-
-def fastest_in_words(means_s: Mapping[str, float], baseline: str) -> str:
-    """Say which policy does the mean job fastest, and by how much."""
-    fastest = min(means_s, key=means_s.__getitem__)
-    if fastest == baseline:
-        return f"No other policy does the mean job faster than {fastest}: {means_s[fastest]:.1f} s."
-    ratio = means_s[baseline] / means_s[fastest]
-    return f"{fastest}: the mean job is done {ratio:.2f} times as fast as under {baseline}."
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -160,23 +131,6 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     place = share * (len(ranked) - 1)
     below = ranked[int(place)]
     return below + (ranked[min(int(place) + 1, len(ranked) - 1)] - below) * (place % 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean over repeats; standard deviation (None for one), smallest and largest."""
-
-    mean: float
-    deviation: float | None
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        if not values:
-            return None
-        deviation = stdev(values) if len(values) > 1 else None
-        return cls(fmean(values), deviation, min(values), max(values))
 
 
 def summarize(run: RunOutcome, deadline_s: float | None = None) -> dict[str, Any]:
@@ -361,80 +315,3 @@ def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
         "per_turn_p99_ttft_ms": [quantile(times, 0.99) for times in ttfts_ms],
         "per_turn_max_ttft_ms": [quantile(times, 1.0) for times in ttfts_ms],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
-    """One policy over all its repeats; `ratios` are to the baseline, repeat by repeat.
-
-    `turns_compared` turns had the same prompt under both policies; `turns_differing` of them got
-    another output, which floating point alone can do: sums over other batches round otherwise.
-    """
-
-    policy: str
-    repeats: int
-    jobs: int
-    completed: int
-    failed: int
-    cut: int
-    values: Mapping[str, Spread | None]
-    ratios: Mapping[str, Spread | None]
-    turns_compared: int
-    turns_differing: int
-
-
-def compare(
-    runs: Iterable[RunOutcome], baseline: str, deadline_s: float | None = None
-) -> list[PolicyResult]:
-    """A result per policy, in the order in which the policies first ran.
-
-    A ratio is taken within one repeat, between runs made one after the other, so what drifts on a
-    machine over an hour drops out of it.
-    """
-    by_policy: dict[str, _Repeats] = {}
-    for run in runs:
-        summary = summarize(run, deadline_s)
-        by_policy.setdefault(run.policy, {})[int(run.metadata.get("repeat", 0))] = run, summary
-    base = by_policy.get(baseline, {})
-    return [_result(policy, repeats, base) for policy, repeats in by_policy.items()]
-
-
-_Repeats = dict[int, tuple[RunOutcome, dict[str, Any]]]
-"""Runs of one policy and their summaries, by the number of the repeat."""
-
-
-def _result(policy: str, repeats: _Repeats, base: _Repeats) -> PolicyResult:
-    summaries = [summary for _, summary in repeats.values()]
-    paired = [(repeats[number], base[number]) for number in repeats if number in base]
-    outputs = [_same_outputs(run, other) for (run, _), (other, _) in paired]
-    values: dict[str, Spread | None] = {}
-    ratios: dict[str, Spread | None] = {}
-    for name in COMPARED:
-        values[name] = Spread.of([s[name] for s in summaries if s[name] is not None])
-        both = [(found[name], other[name]) for (_, found), (_, other) in paired]
-        ratios[name] = Spread.of([mine / its for mine, its in both if its and mine is not None])
-    counts = ("jobs", "completed", "failed", "cut")
-    return PolicyResult(
-        policy=policy,
-        repeats=len(repeats),
-        **{name: sum(s[name] for s in summaries) for name in counts},
-        values=values,
-        ratios=ratios,
-        turns_compared=sum(compared for compared, _ in outputs),
-        turns_differing=sum(differing for _, differing in outputs),
-    )
-
-
-def _same_outputs(run: RunOutcome, base: RunOutcome) -> tuple[int, int]:
-    """Turns compared and turns that differ; behind a turn that differs prompts differ, too."""
-    expected = {job.job_id: job.turns for job in base.jobs}
-    compared = differing = 0
-    for job in run.jobs:
-        for turn, other in zip(job.turns, expected.get(job.job_id, ()), strict=False):
-            if turn.output_digest is None or other.output_digest is None:
-                break
-            compared += 1
-            if turn.output_digest != other.output_digest:
-                differing += 1
-                break
-    return compared, differing

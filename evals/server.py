@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,6 +23,14 @@ from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
 from agentkv.server.api import ServerAPI
 from agentkv.visible import visible
 
+WORDS = (
+    "parser token schema query cache router loader signal table column index cursor buffer stream "
+    "session request header worker queue task result record field value config option template "
+    "filter module package path file folder branch commit error message load read write build "
+    "check merge split update remove create open close send find count sort group render reset "
+    "return raise handle after each other once more keep"
+)
+"""Of which prompts are made, at random by a seed: any two differ within a few words."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 _PREFIXES = ("vllm:", "agentkv:")
 _NOT_SUMMED = ("_bucket", "_created", "_info")
@@ -121,16 +129,13 @@ class ServerUnderTest:
             num_blocks = int(facts.info["num_blocks"]) // int(facts.info.get("num_engines", 1))
             return BlockPool(int(facts.info["block_size"]), num_blocks)
 
-    def tokenize(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, without special ones, from vLLM's `/tokenize`."""
-        token_ids = []
+    def vocabulary(self, model: str) -> list[int]:
+        """The tokens of WORDS, of which prompts are made, from vLLM's `/tokenize`."""
         hint = "exact prompt lengths need it: use --mode live, or a vLLM server"
-        for text in texts:
-            body = {"model": model, "prompt": text, "add_special_tokens": False}
-            answer = self._request("POST", "/tokenize", body, hint=hint)
-            with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
-                token_ids.append([int(token) for token in answer.json()["tokens"]])
-        return token_ids
+        body = {"model": model, "prompt": WORDS, "add_special_tokens": False}
+        answer = self._request("POST", "/tokenize", body, hint=hint)
+        with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
+            return sorted({int(token) for token in answer.json()["tokens"]})
 
     def counters(self) -> dict[str, Any]:
         """The plugin's totals, and `/metrics` summed over labels; empty where there are none.

@@ -44,6 +44,7 @@ from agentkv.policies.names import (
     server_policy,
 )
 
+from ..comparison import PolicyResult, compare, table
 from ..options import (
     add_kept,
     add_server,
@@ -52,7 +53,7 @@ from ..options import (
     fill_in,
     workload_of,
 )
-from ..outcomes import COLUMNS, PolicyResult, RunOutcome, Spread, compare, summarize
+from ..outcomes import RunOutcome, summarize
 from ..player.run import LoadOptions
 from ..player.servers import BenchPlan
 from ..rows import time_stamp, write_whole
@@ -80,15 +81,6 @@ class CPU:
     dram_gib = 1.0
 
 
-_SHOWN = {
-    **{name: COLUMNS[name] for name in ("mean_s", "p90_s", "max_s")},
-    "ttft_first_mean_s": ("first TTFT s", ".2f"),
-    "ttft_continuing_mean_s": ("next TTFT s", ".2f"),
-    "jobs_per_hour": ("jobs/h", ".0f"),
-    **{name: COLUMNS[name] for name in ("hit_rate", "recomputed_tokens", "preemptions")},
-}
-"""Numbers of the table: heading, and how a number looks."""
-_RATIOS = ("mean_s", "p90_s")
 _OF_A_TURN = ("prompt_tokens", "cached_tokens", "latency_ms", "ttft_ms")
 
 
@@ -106,7 +98,7 @@ def measure(options: argparse.Namespace, plan: BenchPlan) -> int:
         print(f"agentkv bench: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline, options.deadline)
     if runs and not options.json:
-        print(report(runs, results, plan.baseline, options.deadline))
+        print(report(runs, results, plan.baseline))
     document = {
         "baseline": plan.baseline,
         "policies": {result.policy: asdict(result) for result in results},
@@ -177,9 +169,6 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
         model=options.model if is_running else None,
         api_key=options.api_key,
         mode=options.mode,
-        request_timeout_s=options.timeout_s,
-        limit_s=options.limit_s,
-        max_output_tokens=options.max_output_tokens,
         force=options.force,
         config=kept | {"server_flags": server_flags},
     )
@@ -210,14 +199,9 @@ def _check_running(options: argparse.Namespace, policies: Iterable[str]) -> None
         raise InputError("--resume: give the --out of the runs to go on with")
 
 
-def report(
-    runs: Sequence[RunOutcome],
-    results: Sequence[PolicyResult],
-    baseline: str,
-    deadline_s: float | None = None,
-) -> str:
+def report(runs: Sequence[RunOutcome], results: Sequence[PolicyResult], baseline: str) -> str:
     """A line a policy, then outputs and failures; each turn of a policy that is alone."""
-    parts = [table(results, baseline, deadline_s)]
+    parts = [table(results, baseline)]
     # outputs must be the same: scheduling changes timing, never text
     parts += [
         f"{result.policy}: {result.turns_compared - result.turns_differing} of "
@@ -237,26 +221,6 @@ def report(
     return "\n\n".join(parts)
 
 
-def table(results: Sequence[PolicyResult], baseline: str, deadline_s: float | None = None) -> str:
-    """Jobs, means over the repeats, and ratios to the baseline with their range."""
-    ratios = [f"{name.removesuffix('_s')} / {baseline}" for name in _RATIOS]
-    if [result.policy for result in results] in ([], [baseline]) or len(results) == 1:
-        ratios = []
-    headings = [heading for heading, _ in _SHOWN.values()]
-    within = [] if deadline_s is None else [f"in {deadline_s:g} s"]
-    rows = [
-        [
-            *(result.policy, result.repeats, f"{result.completed}/{result.jobs}"),
-            *(_with_deviation(result.values[name], form) for name, (_, form) in _SHOWN.items()),
-            *(_with_deviation(result.values["done_in_time"], ".0%") for _ in within),
-            *(_with_range(result.ratios[name]) for name, _ in zip(_RATIOS, ratios, strict=False)),
-        ]
-        for result in results
-    ]
-    header = ["policy", "runs", "done/jobs", *headings, *within, *ratios]
-    return text_table(header, rows, rule=True)
-
-
 def _turns(found: Mapping[str, Any]) -> str:
     by_turn = zip(*(found[f"per_turn_avg_{name}"] for name in _OF_A_TURN), strict=True)
     rows = [
@@ -265,21 +229,6 @@ def _turns(found: Mapping[str, Any]) -> str:
     ]
     header = ("turn", "prompt tokens", "cached tokens", "latency ms", "first token ms")
     return text_table(header, rows, left=0) if rows else "no turn has ended"
-
-
-def _with_deviation(spread: Spread | None, form: str) -> str:
-    if spread is None:
-        return "-"
-    deviation = "" if spread.deviation is None else f" ±{spread.deviation:{form}}"
-    return f"{spread.mean:{form}}{deviation}"
-
-
-def _with_range(spread: Spread | None) -> str:
-    """A mean, with least and most where they differ; `-` for None."""
-    if spread is None:
-        return "-"
-    bounds = "" if spread.least == spread.most else f" ({spread.least:.2f}-{spread.most:.2f})"
-    return f"{spread.mean:.2f}{bounds}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -303,10 +252,6 @@ def _parser() -> argparse.ArgumentParser:
     add = run.add_argument
     mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
     add("--mode", choices=("replay", "live"), default="replay", help=mode_help)
-    most_help = "in live mode (512)"
-    add("--max-output-tokens", type=whole_number(1), default=512, metavar="N", help=most_help)
-    add("--timeout-s", type=seconds, default=600.0, metavar="S", help="of one turn (600)")
-    add("--limit-s", type=seconds, metavar="S", help="cut jobs that still run after this time")
     deadline_help = "also show the share of jobs that end within S seconds"
     add("--deadline", type=seconds, metavar="S", help=deadline_help)
     add_kept(

@@ -20,14 +20,13 @@ from agentkv.command_line import (
     DONE,
     add_json,
     command_parser,
-    seconds,
     whole_number,
 )
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
 
-from ..event_log import DEFAULT_AFTER_S, job_row, jobs_of, passed_over, read_record, totals
+from ..event_log import PATIENCE_S, job_row, jobs_of, passed_over, read_record, totals
 from ..tables import cell, text_table
 from ..traces.logs import first_object, is_event_log, read_files
 from ..traces.story import describe
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if record.is_cut:
         print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
     rows = [job_row(job) for job in jobs]
-    total = {**totals(jobs), "passed_over": passed_over(all_jobs, options.after)}
+    total = {**totals(jobs), "passed_over": passed_over(all_jobs, PATIENCE_S)}
     if not options.json:
         print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
     else:
@@ -176,10 +175,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--job", action="append", metavar="ID", help="only this job (repeatable)")
     top_help = "jobs in the table (default 40)"
     add("--top", type=whole_number(1), default=40, metavar="N", help=top_help)
-    after_help = (
-        "seconds of waiting after which a turn that is overtaken counts (default %(default)g)"
-    )
-    add("--after", type=seconds, default=DEFAULT_AFTER_S, metavar="S", help=after_help)
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

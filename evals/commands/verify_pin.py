@@ -1,7 +1,7 @@
 """`agentkv verify-pin`: does this server keep a job's KV cache while its tools run?
 
     agentkv verify-pin --url http://localhost:8000
-    agentkv verify-pin --url http://localhost:8000 --json --out runs/pins
+    agentkv verify-pin --url http://localhost:8000 --json > pins.json
 
 Runs one job of five turns with a pause after each, reads the server's own metrics around every
 turn and in every pause, and leaves a second job alone until its TTL is over. Use it on a server
@@ -19,15 +19,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import agentkv
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds, url
 from agentkv.visible import visible
 
-from ..options import add_kept, add_server
-from ..rows import require_free, write_whole, writing
+from ..options import add_server
 from ..server import BlockPool, ServerFacts, ServerUnderTest, Snapshot, TurnError
 
 NO_POLICY_HINT = (
@@ -44,6 +42,8 @@ READING_EVERY_S = 0.3
 _TTL_READING_EVERY_S = 0.1
 _MAX_WAIT_FOR_IDLE_S = 10.0
 """Pins of earlier runs end by themselves; a server busy for longer is in use."""
+_UNTOLD_TTL_S = 10.0
+"""How long a pin may last on a server that does not tell."""
 _TTL_MARGIN_S = 2.0
 """How much later than promised a pin may be seen to end."""
 _SETTLE_S = 0.05
@@ -51,42 +51,29 @@ _SETTLE_S = 0.05
 _CHARS_PER_TOKEN = 4
 """Tokenizers make 2.5 to 4.5 characters of such text into one token; a low guess gives text that
 is rather too long than too short."""
+_OUTPUT_TOKENS = 80
 _BLOCKS_PER_TURN = 1.5
 """Each turn must fill at least one block more than the one before it."""
 
 
-class TurnScript(NamedTuple):
-    """A user's request, and one line of the tool output that comes before the next turn.
-
-    `output_tokens` is the size of the output that the reference experiment added.
-    """
-
-    user_prompt: str
-    output_line: str
-    output_tokens: int
-
-    def simulated_output(self, block_size: int) -> str:
-        """Output of the turn's tool: the reference's size, or more if blocks are larger."""
-        num_tokens = max(self.output_tokens, _BLOCKS_PER_TURN * block_size)
-        num_lines = ceil(_CHARS_PER_TOKEN * num_tokens / len(self.output_line.format(0)))
-        return "\n".join(map(self.output_line.format, range(num_lines)))
-
-
 SYSTEM_PROMPT = "You write bash commands. Answer with only a bash block, without any explanation."
-TURNS = (
-    TurnScript("List files in the project.", "src/module_{:03d}.py", 33),
-    TurnScript("Read main.py.", "def step_{0}(value): return value + {0}", 115),
-    TurnScript("Search for TODO comments.", "src/module_{0:03d}.py:7: # TODO: case {0}", 82),
-    TurnScript("Check git status.", "        modified:   src/module_{:03d}.py", 78),
-    TurnScript("Run pytest.", "tests/test_module_{:03d}.py PASSED", 0),
+USER_PROMPTS = (
+    *("List files in the project.", "Read main.py.", "Search for TODO comments."),
+    *("Check git status.", "Run pytest."),
 )
-_NOTES = TurnScript(SYSTEM_PROMPT, "Note {0}: module_{0:03d} depends on nothing.", 66)
+
+
+def simulated_output(block_size: int) -> str:
+    """Output of a turn's tool: about what the reference experiment's had, or more if blocks are
+    larger."""
+    line = "src/module_{0:03d}.py:7: # TODO: case {0}"
+    num_chars = _CHARS_PER_TOKEN * max(_OUTPUT_TOKENS, _BLOCKS_PER_TURN * block_size)
+    return "\n".join(map(line.format, range(ceil(num_chars / len(line.format(0))))))
 
 
 def first_messages(block_size: int) -> list[dict[str, str]]:
     """The system prompt, with enough notes on the project that the first turn fills a block."""
-    text = f"{SYSTEM_PROMPT}\n{_NOTES.simulated_output(block_size)}"
-    return [{"role": "system", "content": text}]
+    return [{"role": "system", "content": f"{SYSTEM_PROMPT}\n{simulated_output(block_size)}"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +200,18 @@ class PinExperiment:
         messages = first_messages(self.pool.block_size)
         before_prompt = ""
         try:
-            for turn, script in enumerate(TURNS, start=1):
-                messages.append({"role": "user", "content": before_prompt + script.user_prompt})
+            for turn, prompt in enumerate(USER_PROMPTS, start=1):
+                messages.append({"role": "user", "content": before_prompt + prompt})
                 row = self._turn(turn, messages, job_id)
                 self._on_row(row)
                 yield row
                 messages.append({"role": "assistant", "content": row.reply})
-                before_prompt = f"Output:\n{script.simulated_output(self.pool.block_size)}\n\n"
+                before_prompt = f"Output:\n{simulated_output(self.pool.block_size)}\n\n"
         finally:
             self._server.release(job_id)
 
     def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> TurnRow:
-        is_last_step, block_size = turn == len(TURNS), self.pool.block_size
+        is_last_step, block_size = turn == len(USER_PROMPTS), self.pool.block_size
         before = self._server.snapshot()
         reply, latency_s = self._chat(messages, job_id, is_last_step=is_last_step)
         usage = reply["usage"]
@@ -238,7 +225,7 @@ class PinExperiment:
             happened = job["ttl_reason"]
         return TurnRow(
             turn=turn,
-            user_prompt=TURNS[turn - 1].user_prompt,
+            user_prompt=USER_PROMPTS[turn - 1],
             reply=reply["choices"][0]["message"]["content"] or "",
             prompt_tokens=usage["prompt_tokens"],
             output_tokens=usage["completion_tokens"],
@@ -263,13 +250,13 @@ class PinExperiment:
 
     def _leave_to_ttl(self) -> TTLTrial:
         job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
-        prompt = {"role": "user", "content": TURNS[0].user_prompt}
+        prompt = {"role": "user", "content": USER_PROMPTS[0]}
         before = self._held(self._server.snapshot())
         self._chat([*first_messages(self.pool.block_size), prompt], job_id, is_last_step=False)
         started_s = time.monotonic()
         ttl_s = self._server.job(job_id).get("ttl_left_s")
         after = at_end = self._held(self._server.snapshot())
-        limit_s = _TTL_MARGIN_S + (self._options.ttl if ttl_s is None else ttl_s)
+        limit_s = _TTL_MARGIN_S + (_UNTOLD_TTL_S if ttl_s is None else ttl_s)
         held_s = None
         while after > before and held_s is None and time.monotonic() - started_s < limit_s:
             time.sleep(_TTL_READING_EVERY_S)
@@ -306,11 +293,6 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-    result_file = None if options.out is None else Path(options.out) / "verify_pin.json"
-    if result_file is not None:
-        require_free(result_file, force=options.force)
-        with writing(result_file):
-            result_file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with ServerUnderTest(options.url, api_key=options.api_key) as server:
             facts = server.facts(options.model)
@@ -337,13 +319,6 @@ def main(argv: Sequence[str]) -> int:
     }
     if options.json:
         print(json.dumps(document))
-    if result_file is not None:
-        try:
-            write_whole(result_file, json.dumps(document, indent=2) + "\n")
-        except OSError as error:
-            print(f"{result_file} cannot be written: {error}", file=sys.stderr)
-            return FAILED
-        say(f"written to {result_file}")
     return DONE if document["passed"] else FAILED
 
 
@@ -413,10 +388,7 @@ def _parser() -> Any:
     add: Any = parser.add_argument
     add("--url", type=url, required=True, help="the server, with or without /v1")
     add_server(parser)
-    ttl_help = "how long a pin may last on a server that does not tell (default %(default)s)"
     gap_help = "pause after each turn; must be shorter than the TTL (default %(default)s)"
-    add("--ttl", type=seconds, default=10.0, metavar="S", help=ttl_help)
     add("--gap-s", type=seconds, default=1.0, metavar="S", help=gap_help)
     add_json(parser)
-    add_kept(parser, "also write verify_pin.json into this folder")
     return parser

@@ -2,7 +2,8 @@
 
 `ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the planned length
 and hold the model's own tokens as it generated them, so a prefix repeats to the last token. (A chat
-template adds tokens, and text read back may tokenize otherwise.) `LiveConversation` chats.
+template adds tokens, and text read back may tokenize otherwise.) `LiveConversation` chats, with
+about a word a token.
 """
 
 from __future__ import annotations
@@ -11,48 +12,37 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import agentkv
 from agentkv import parse_tool_calls
 from agentkv.errors import RunError
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
+from ..server import WORDS
 from ..workload.plans import JobPlan, TurnPlan
 
-CHARS_PER_TOKEN = 3
-"""Of the sample text, where the server's tokenizer is not asked. Measured with SmolLM2's: 2.9."""
 LIVE_PROMPT = (
     "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
     "```bash block, without any explanation."
 )
+MAX_OUTPUT_TOKENS = 512
+"""Of a live turn."""
 _END_OF_STREAM = "data: [DONE]"
 _MAX_ERROR_CHARS = 300
-ContentT = TypeVar("ContentT", list[int], str)
+PieceT = TypeVar("PieceT", int, str)
 
 
-@dataclass(frozen=True, slots=True)
-class Windows(Generic[ContentT]):
-    """Stretches of a long text, drawn by seed, job and turn; the text goes round at its end."""
-
-    content: ContentT
-    seed: int
-
-    def draw(self, job: JobPlan, turn: int, per_token: int = 1) -> ContentT:
-        """What a turn of a job adds, the same every time; the first begins with its prefixes."""
-        added = self.content[:0]
-        for prefix in job.prefixes if turn == 0 else ():
-            added += self._stretch(prefix.name, 0, prefix.num_tokens * per_token - len(added))
-        length = job.turns[turn].added_tokens * per_token
-        return added + self._stretch(job.job_id, turn, length - len(added))
-
-    def _stretch(self, name: str, turn: int, length: int) -> ContentT:
-        size = len(self.content)
-        start = random.Random(f"{self.seed} text {name} {turn}").randrange(size)
-        rounds = self.content[start:] + self.content * (1 + length // size)
-        return rounds[:length]
+def added_by(vocabulary: Sequence[PieceT], seed: int, job: JobPlan, turn: int) -> list[PieceT]:
+    """What a turn of a job adds, the same every time; the first begins with its prefixes."""
+    added: list[PieceT] = []
+    ends = {prefix.name: prefix.num_tokens for prefix in job.prefixes if turn == 0}
+    ends[f"{job.job_id} {turn}"] = job.turns[turn].added_tokens
+    for name, end in ends.items():
+        added += random.Random(f"{seed} text {name}").choices(vocabulary, k=end - len(added))
+    return added
 
 
 @dataclass(slots=True)
@@ -66,7 +56,8 @@ class ReplayConversation:
 
     job: JobPlan
     model: str
-    windows: Windows[list[int]]
+    vocabulary: Sequence[int]
+    seed: int
     run_id: str
     _token_ids: list[int] = field(default_factory=list)
     _output_token_ids: list[int] = field(default_factory=list)
@@ -76,7 +67,7 @@ class ReplayConversation:
         plan = self.job.turns[turn]
         if plan.kept_tokens is not None:
             del self._token_ids[plan.kept_tokens :]
-        self._token_ids += self.windows.draw(self.job, turn)
+        self._token_ids += added_by(self.vocabulary, self.seed, self.job, turn)
         self._output_token_ids = []
         shared = next((prefix.name for prefix in self.job.prefixes), self.job.job_id)
         extra = {
@@ -121,21 +112,20 @@ class LiveConversation:
 
     job: JobPlan
     model: str
-    windows: Windows[str]
-    max_output_tokens: int
+    seed: int
     _messages: list[dict[str, str]] = field(
         default_factory=lambda: [{"role": "system", "content": LIVE_PROMPT}]
     )
     _reply: list[str] = field(default_factory=list)
 
     def request(self, turn: int) -> dict[str, Any]:
-        text = self.windows.draw(self.job, turn, per_token=CHARS_PER_TOKEN)
+        text = " ".join(added_by(WORDS.split(), self.seed, self.job, turn))
         self._messages.append({"role": "user", "content": text})
         self._reply = []
         return {
             "model": self.model,
             "messages": list(self._messages),
-            "max_tokens": self.max_output_tokens,
+            "max_tokens": MAX_OUTPUT_TOKENS,
             "temperature": 0.0,
         }
 

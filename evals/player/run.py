@@ -1,7 +1,7 @@
 """Plays a workload on a running server, once, and returns what happened.
 
 Jobs start when they are due, in an event loop of their own. A run ends when all jobs are over, on
-SIGINT or SIGTERM, when the time is up, when the server is gone, or when a row cannot be written;
+SIGINT or SIGTERM, when the server is gone, or when a row cannot be written;
 jobs that still run then are cut.
 """
 
@@ -36,20 +36,20 @@ from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
 from ..workload.plans import JobPlan, Workload, with_children
-from ..workload.sample_text import sample_text, sections
 from .job import (
     Conversation,
     JobPlayer,
     LiveConversation,
     ReplayConversation,
     RequestFields,
-    Windows,
 )
 
 MAX_IDLE_CONNECTION_S = 2.0
 """The server closes idle connections too (vLLM after 5 s), and a request sent just then fails."""
 MAX_IDLE_CONNECTIONS = 20
 """The SDK's pool asks each idle connection's socket at every request, 40 microseconds apiece."""
+REQUEST_TIMEOUT_S = 600.0
+"""Of one turn."""
 _FEEDBACK_S = 5.0
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
@@ -75,9 +75,6 @@ class LoadOptions:
     model: str | None = None
     api_key: str | None = None
     mode: str = "replay"
-    request_timeout_s: float = 600.0
-    limit_s: float | None = None
-    max_output_tokens: int = 512
     out: Path | None = None
     force: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -152,13 +149,12 @@ def _check_lengths(workload: Workload, facts: ServerFacts) -> None:
 def _conversation(
     workload: Workload, options: LoadOptions, server: ServerUnderTest, facts: ServerFacts
 ) -> MakeConversation:
-    """What makes each job's conversation; tokenizes the sample text where token ids are sent."""
+    """What makes each job's conversation."""
+    model, seed = facts.model, workload.seed
     if options.mode == "live":
-        texts = Windows(sample_text(), workload.seed)
-        return lambda _, job: LiveConversation(job, facts.model, texts, options.max_output_tokens)
-    tokenized = server.tokenize(facts.model, sections())
-    tokens = Windows([token for section in tokenized for token in section], workload.seed)
-    return lambda run_id, job: ReplayConversation(job, facts.model, tokens, run_id)
+        return lambda _, job: LiveConversation(job, model, seed)
+    vocabulary = server.vocabulary(model)
+    return lambda run_id, job: ReplayConversation(job, model, vocabulary, seed, run_id)
 
 
 async def _drive(
@@ -195,17 +191,11 @@ async def _drive(
             client, partial(conversation, run_id), run_id, clock, keep_row, options.request_fields
         )
         run = LoadRun(workload, player.play, clock, is_alive)
-        timer: asyncio.TimerHandle | None = None
-        if options.limit_s is not None:
-            reason = f"{options.limit_s:g} s were over (--limit-s)"
-            timer = asyncio.get_running_loop().call_later(options.limit_s, run.stop, reason)
         watching = asyncio.ensure_future(_show_progress(run, label))
         try:
             with _stopped_by_signals(run.stop):
                 jobs = await run.run()
         finally:
-            if timer is not None:
-                timer.cancel()
             watching.cancel()
             await asyncio.wait({watching})
     return (*jobs, *player.children), {
@@ -228,7 +218,7 @@ def _client(root_url: str, options: LoadOptions) -> Any:
         base_url=f"{root_url}/v1",
         api_key=options.api_key or "none",
         max_retries=0,
-        timeout=options.request_timeout_s,
+        timeout=REQUEST_TIMEOUT_S,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),
     )
 

@@ -172,7 +172,6 @@ class BenchPlan:
         return {
             "server_flags": self.server_flags,
             "mode": self.load.mode,
-            "max_output_tokens": self.load.max_output_tokens,
             "dram_gib": self.load.config.get("dram_gib"),
         }
 

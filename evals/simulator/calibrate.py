@@ -2,12 +2,13 @@
 
 Sends a few hundred short completions, which takes minutes on a small CPU server, and writes a
 profile that `agentkv simulate --gpu FILE` takes.
+
+    agentkv simulate calibrate --base-url http://127.0.0.1:8000 --out my-server.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -28,7 +29,6 @@ from agentkv.command_line import (
     BAD_USAGE,
     DONE,
     FAILED,
-    add_json,
     command_parser,
     url,
     whole_number,
@@ -40,7 +40,6 @@ from agentkv.protocol import LARGE_HIT_UNIT_TOKENS
 from ..options import add_server
 from ..rows import require_free
 from ..server import ServerUnderTest
-from ..workload.sample_text import sample_text
 from .cost import BATCH_TOKENS, NUM_SEQS, FittedLine, StepBatch
 from .machine import ServerProfile
 
@@ -57,12 +56,9 @@ MAX_PROBE_STEPS = 8
 DECODE_S = 1.0
 """Approximate time for which a completion decodes."""
 MIN_DECODE_TOKENS, MAX_DECODE_TOKENS = 32, 256
-_STARTED_AS = ("name", "max_num_seqs", "max_num_batched_tokens", "kv_token_bytes")
-"""Flags with the fields of the profile that a server does not tell."""
 MAX_FITTED = 1000
 """Turns of an event log to which times are fitted. Chosen."""
 _TIMEOUT_S = 300.0
-_SAMPLE_CHARS = 30_000
 Probe = tuple[int, int, int]
 """(concurrent requests, tokens of each prompt, tokens of each output)."""
 
@@ -72,32 +68,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     out = Path(options.out)
     report = partial(print, file=sys.stderr, flush=True)
+    limits = {name: getattr(options, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     try:
         require_free(out, force=options.force)
         out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
         profile = measure(
             options.base_url,
-            {name: getattr(options, name) for name in _STARTED_AS},
+            {"name": out.stem, **limits},
             model=options.model,
             api_key=options.api_key,
             num_rounds=options.rounds,
-            seed=options.seed,
             report=report,
         )
     except (AgentKVError, httpx.HTTPError, OSError) as error:
         report(f"agentkv simulate calibrate: {error}")
         return BAD_USAGE
-    report(_summary(profile))
-    if profile.measured["max_error"] > MAX_TRUSTED_ERROR:
+    step, measured = profile.step, profile.measured
+    report(
+        f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "
+        f"a decode {step.decode_s * 1e3:.3f} ms, 1,000 tokens of context "
+        f"{step.context_token_s * 1e6:.2f} ms, a request {profile.request_s * 1e3:.1f} ms; off by "
+        f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most"
+    )
+    if measured["max_error"] > MAX_TRUSTED_ERROR:
         report(
             "the times do not lie on a line: if the machine was busy with something else, try "
             "again, or with more --rounds"
         )
-    document = json.dumps(profile.model_dump(mode="json"))
-    if options.json:
-        print(document, flush=True)
+    document = profile.model_dump_json(indent=1)
     try:
-        out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        out.write_text(f"{document}\n", encoding="utf-8")
     except OSError as error:
         report(f"agentkv simulate calibrate: {out} cannot be written: {error}\n{document}")
         return FAILED
@@ -112,7 +112,6 @@ def measure(
     model: str | None = None,
     api_key: str | None = None,
     num_rounds: int,
-    seed: int = 0,
     report: Callable[[str], None],
 ) -> ServerProfile:
     """Time a running, otherwise idle server, and fit a profile to it.
@@ -122,7 +121,7 @@ def measure(
     """
     with ServerUnderTest(base_url, api_key=api_key) as server:
         facts = server.facts(model)
-        [token_ids] = server.tokenize(facts.model, [sample_text()[:_SAMPLE_CHARS]])
+        token_ids = server.vocabulary(facts.model)
         root_url = server.root_url
         pool = server.block_pool(facts)
         num_state_groups = state_groups_of(facts.info, pool.block_size)
@@ -136,12 +135,31 @@ def measure(
             max_tokens=min(max_tokens, started_as["max_num_batched_tokens"]),
             pool_tokens=pool_tokens,
             max_num_seqs=started_as["max_num_seqs"],
-            seed=seed,
         ).time_all(num_rounds, report)
-    return fit_profile(
-        steps,
-        facts.vllm_version,
+    found = fit(steps)
+    fitted_s = (
+        found.cost.step_s(each.batch) + each.has_request * found.request_s for each in steps
+    )
+    measured = {
+        "vllm_version": facts.vllm_version,
+        "mean_error": found.mean_error,
+        "max_error": found.max_error,
+        "steps": [
+            {
+                "prefill_tokens": step.batch.prefill_tokens,
+                "decodes": step.batch.num_decodes,
+                "context_tokens": step.batch.context_tokens,
+                "measured_s": step.seconds,
+                "fitted_s": seconds,
+            }
+            for step, seconds in zip(steps, fitted_s, strict=True)
+        ],
+    }
+    return ServerProfile(
         **started_as,
+        step=found.cost,
+        request_s=found.request_s,
+        measured=measured,
         model=facts.model,
         num_blocks=pool.num_blocks + 1,  # and the null block
         block_tokens=pool.block_size,
@@ -158,42 +176,6 @@ def state_groups_of(info: Mapping[str, Any] | None, block_tokens: int) -> int:
             "policies alone, which tell how many groups of them there are"
         )
     return int((info or {}).get("num_state_groups", 0))
-
-
-def fit_profile(
-    steps: Sequence[TimedStep], vllm_version: str | None, **known: Any
-) -> ServerProfile:
-    """The profile of a server with these times, with every point that was measured."""
-    found = fit(steps)
-    fitted_s = (
-        found.cost.step_s(step.batch) + step.has_request * found.request_s for step in steps
-    )
-    measured = {
-        "vllm_version": vllm_version,
-        "mean_error": found.mean_error,
-        "max_error": found.max_error,
-        "steps": [
-            {
-                "prefill_tokens": step.batch.prefill_tokens,
-                "decodes": step.batch.num_decodes,
-                "context_tokens": step.batch.context_tokens,
-                "measured_s": step.seconds,
-                "fitted_s": seconds,
-            }
-            for step, seconds in zip(steps, fitted_s, strict=True)
-        ],
-    }
-    return ServerProfile(**known, step=found.cost, request_s=found.request_s, measured=measured)
-
-
-def _summary(profile: ServerProfile) -> str:
-    step, measured = profile.step, profile.measured
-    return (
-        f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "
-        f"a decode {step.decode_s * 1e3:.3f} ms, 1,000 tokens of context "
-        f"{step.context_token_s * 1e6:.2f} ms, a request {profile.request_s * 1e3:.1f} ms; off by "
-        f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,14 +303,13 @@ class ProbeTimer:
         max_tokens: int,
         pool_tokens: int,
         max_num_seqs: int,
-        seed: int,
     ) -> None:
         self._play = play
         self._token_ids = token_ids
         self._max_tokens = max_tokens
         self._pool_tokens = pool_tokens
         self._max_num_seqs = max_num_seqs
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
 
     def time_all(self, num_rounds: int, report: Callable[[str], None]) -> list[TimedStep]:
         """Time every probe that fits the longest context; the fastest of `num_rounds` counts.
@@ -402,17 +383,12 @@ def _parser() -> argparse.ArgumentParser:
         "--base-url", type=url, required=True, metavar="URL", help="the server, with or without /v1"
     )
     add("--out", required=True, metavar="FILE", help="where the profile goes")
-    add("--name", default="calibrated", help="what the machine is called in results")
     add_server(parser)
     count: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
     as_started = "as the server was started; it does not tell (default %(default)s)"
     add("--max-num-seqs", default=NUM_SEQS, help=as_started, **count)
     add("--max-num-batched-tokens", default=BATCH_TOKENS, help=as_started, **count)
-    size = "bytes of KV per token, which only +offload needs"
-    add("--kv-token-bytes", type=whole_number(0), default=0, metavar="N", help=size)
     rounds = "times each probe is sent; the fastest counts (default %(default)s)"
     add("--rounds", default=4, help=rounds, **count)
-    add("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
     add("--force", action="store_true", help="overwrite the file")
-    add_json(parser)
     return parser

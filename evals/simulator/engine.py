@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentkv.errors import RunError
+from agentkv.integrations.vllm.api import engine_side
 
 from .cost import StepBatch
 from .dram_tier import Transfers
 from .machine import Machine
-from .plugin import Plugin
 from .turns import LiveTurn
 from .vllm_scheduler import make_request, runner_output, take_tokens_together
 
@@ -110,7 +110,6 @@ class SimulatedEngine:
         self.now_s = 0.0
         self.scheduler = make_scheduler(lambda: self.now_s)
         take_tokens_together(self.scheduler)
-        self.plugin = Plugin(self.scheduler)
         self.counters = EngineCounters()
         self.turns: dict[str, LiveTurn] = {}
         self.transfers = Transfers(
@@ -139,9 +138,25 @@ class SimulatedEngine:
     def num_free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
+    @property
+    def _retention(self) -> Any:
+        """The plugin's part in the scheduler; None under a stock policy."""
+        return getattr(self.scheduler, "retention", None)
+
+    @property
+    def _next_expiry_s(self) -> float:
+        """Time at which the next pin expires; infinity without pins."""
+        expiry_s = None if self._retention is None else self._retention.pins.next_expiry_s
+        return math.inf if expiry_s is None else float(expiry_s)
+
     def totals(self) -> dict[str, Any]:
         """Its own counters and, under our policies, the plugin's."""
-        return {**asdict(self.counters), **self.plugin.totals()}
+        watchers = None if self._retention is None else self.scheduler.watchers
+        return asdict(self.counters) | ({} if watchers is None else watchers.counters.totals())
+
+    def events(self) -> dict[str, Any] | None:
+        """The plugin's event log, as `GET /v1/agentkv/timestamps` answers; None without it."""
+        return None if self._retention is None else dict(self.scheduler.watchers.log.as_dict())
 
     # Arrivals
 
@@ -163,7 +178,7 @@ class SimulatedEngine:
         """Take in a tool event or a release."""
         self.reach(now_s)
         self._is_settled = False
-        self.plugin.signal(op, job_key, *args)
+        engine_side.call(self.scheduler, op, [job_key, *args])
 
     def reset(self, now_s: float) -> None:
         """Drop all KV; running turns are computed again, as after `pause(mode="keep")`.
@@ -188,7 +203,7 @@ class SimulatedEngine:
             self._end(now_s)
             return
         while not self.turns and self.now_s < now_s:
-            expiry_s = self.plugin.next_expiry_s
+            expiry_s = self._next_expiry_s
             self.now_s = max(self.now_s, min(now_s, expiry_s))
             if expiry_s <= now_s:
                 self.scheduler.has_requests()  # what an idle engine does when its timer wakes it
@@ -225,8 +240,10 @@ class SimulatedEngine:
         num_running, num_waiting = self.scheduler.get_request_counts()
         if not self._has_jumps or not num_running or (num_waiting and not self._is_settled):
             return []
-        plugin, transfers = self.plugin, self.transfers
-        until_s = min(until_s, plugin.next_expiry_s, plugin.next_tick_s)
+        transfers, retention = self.transfers, self._retention
+        if retention is not None:  # a pin expires, or the policy looks at its jobs again
+            next_tick_s = float(retention.admission.next_tick_s)
+            until_s = min(until_s, self._next_expiry_s, next_tick_s)
         # a waiting turn perhaps waits for the end of a copy
         until_s = min(until_s, (transfers if num_waiting else transfers.loads).next_done_s)
         turns = [self.turns[request.request_id] for request in self.scheduler.running]
@@ -252,7 +269,7 @@ class SimulatedEngine:
                 self._update_empty(output)
             else:
                 self._blocked = output
-                ends_s = (self.transfers.next_done_s, self.plugin.next_expiry_s)
+                ends_s = (self.transfers.next_done_s, self._next_expiry_s)
                 self._wake_s = min(blocked_until_s, *ends_s)
             return
         priced_s = jump_s[-1] if len(jump_s) > 1 else 0.0

@@ -212,23 +212,23 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     )
 
 
-def machine_of(cost: CostModel, limits: Limits) -> Machine:
+def machine_of(cost: FittedLine, limits: Limits) -> Machine:
     """The server of an event log, whose gaps between turns hold the way of a request."""
     num_blocks, block_tokens = limits.num_blocks or 2, limits.block_tokens or BLOCK_TOKENS
-    return Machine(
+    profile = ServerProfile(
         name="log",
         model="",
-        cost=cost,
+        step=cost,
+        request_s=0.0,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        block_bytes=0,
+        kv_token_bytes=0,
+        num_state_groups=limits.num_state_groups,
         max_num_seqs=limits.max_num_seqs or NUM_SEQS,
         max_num_batched_tokens=limits.max_num_batched_tokens or BATCH_TOKENS,
         max_model_tokens=limits.max_model_tokens or (num_blocks - 1) * block_tokens,
-        request_s=0.0,
-        pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
-        num_state_groups=limits.num_state_groups,
     )
+    return _from_profile(profile, None, limits)
 
 
 def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> Machine:

@@ -1,21 +1,30 @@
-"""The runs that the flags of `agentkv simulate` describe, read once; vLLM is not loaded yet."""
+"""The flags of `agentkv simulate`, and the runs that they describe; vLLM is not loaded yet."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from argparse import SUPPRESS
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agentkv.command_line import add_json, command_parser, positive
 from agentkv.errors import InputError
 from agentkv.policies.names import DEFAULT_POLICY, PolicyChoice, folder_name, simulated_policy
 
-from ..options import describe_workload, fill_in, workload_of
+from ..options import (
+    add_workload_options,
+    describe_workload,
+    fill_in,
+    loads,
+    rates,
+    workload_of,
+)
 from ..rows import provenance
 from ..workload.plans import Workload, deal_jobs
 from .alone import jobs_that_fit
-from .machine import DEFAULT_DRAM_GIB, Limits, Machine, make_machine
+from .machine import DEFAULT_DRAM_GIB, Limits, Machine, add_machine_options, make_machine
 
 DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
 DEFAULT_JOBS = 200
@@ -23,18 +32,18 @@ OVERLOAD = 1.2
 """Times the jobs whose contexts fit into the pool, where no load is given."""
 INFINITE = "infinite"
 RECORD_EVENTS = 5_000_000
-_NOT_OF_THE_RUN = ("out", "force", "json", "policy")
+_NOT_OF_THE_RUN = ("out", "force", "json", "policy", "sweep")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """With jumps or step by step, DRAM of an offload tier, events of the event log to keep; whether
-    clients tag their requests and report tools."""
+    """DRAM of an offload tier, events of the event log to keep, whether clients tag their requests
+    and report tools; without jumps the engine goes step by step, for checking."""
 
-    has_jumps: bool = True
     dram_gib: float = DEFAULT_DRAM_GIB
     record_events: int = 0
     has_tags: bool = True
+    has_jumps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +75,31 @@ class SimulationPlan:
             "config": {**self.config, "model": self.machine.model},
         }
 
+    def load(self) -> str:
+        """The load in words, jobs at once relative to those that fit."""
+        num_at_once = self.workload.concurrency
+        if num_at_once is not None:
+            share = num_at_once / jobs_that_fit(self.workload.jobs, self.machine)
+            return f"With {num_at_once} jobs at once, {share:.1f} times what fits"
+        if self.described["jps"] is not None:
+            return f"With {self.described['jps']:g} jobs a second"
+        return f"With {len(self.workload.jobs)} jobs at their times"
+
+
+def make_plans(flags: argparse.Namespace) -> list[SimulationPlan]:
+    """The runs that the flags describe: of one load, or of each that --sweep names."""
+    if flags.sweep is None:
+        return [make_plan(flags)]
+    if flags.out is None or flags.jps or flags.concurrency:
+        raise InputError("--sweep: needs --out, for rows and figures, and names the loads itself")
+    return [
+        make_plan(argparse.Namespace(**{**vars(flags), "jps": jps, "out": f"{flags.out}/{jps:g}"}))
+        for jps in flags.sweep
+    ]
+
 
 def make_plan(flags: argparse.Namespace) -> SimulationPlan:
-    """The runs that the flags describe; raises InputError."""
+    """The runs of one load; raises InputError."""
     has_number = flags.jobs is not None
     fill_in(flags, {"workload": "reference", "jobs": DEFAULT_JOBS})
     policies = [simulated_policy(name) for name in dict.fromkeys(flags.policy or DEFAULT_POLICIES)]
@@ -87,7 +118,7 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
     machine = make_machine(flags.gpu, flags.model, limits)
     if flags.dram_gb_s is not None:
         machine = replace(machine, pcie_bytes_s=flags.dram_gb_s * 1e9)
-    if flags.jps is None and flags.concurrency is None and flags.arrivals in (None, "burst"):
+    if flags.jps is None and flags.concurrency is None and flags.arrivals is None:
         _find_load(flags, machine, has_number=has_number)
     workload = workload_of(flags)
     described = describe_workload(flags, workload)
@@ -96,9 +127,8 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
         described["clients"] = flags.clients
     out = None if flags.out is None else Path(flags.out)
     options = RunOptions(
-        has_jumps=not flags.exact,
         dram_gib=flags.dram_gib,
-        record_events=RECORD_EVENTS if flags.record and out is not None else 0,
+        record_events=0 if out is None else RECORD_EVENTS,
         has_tags=not flags.untagged,
     )
     config = {name: value for name, value in vars(flags).items() if name not in _NOT_OF_THE_RUN}
@@ -110,7 +140,7 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
 def _find_load(flags: argparse.Namespace, machine: Machine, *, has_number: bool) -> None:
     """Set a load that makes memory short, where the flags name none; says so. The jobs are more
     than the default where it takes more, unless a flag says how many."""
-    at_once = {"concurrency": 1, "jps": None, "arrivals": None, "duration": None}
+    at_once = {"concurrency": 1, "duration": None}
     jobs = workload_of(argparse.Namespace(**{**vars(flags), **at_once})).jobs
     flags.concurrency = max(2, round(OVERLOAD * jobs_that_fit(jobs, machine)))
     if not has_number:
@@ -126,3 +156,40 @@ def _num_blocks(text: str) -> int:
     if text.isdecimal() and int(text) >= 2:
         return int(text)
     raise InputError(f"--blocks: got {text!r}, allowed is a number from 2 on, or {INFINITE}")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = command_parser(
+        "simulate",
+        "Compare policies on vLLM's real scheduler with a virtual clock: no server, no GPU.\n"
+        "`agentkv simulate calibrate --help`: fit the times to a running server.\n\n"
+        "    agentkv simulate --gpu h100\n"
+        "    agentkv simulate --gpu h100 --jps 2 --jobs 10 --policy fcfs --policy agentkv\n"
+        "    agentkv simulate --gpu h100 --sweep 0.5,1,2 --out runs/sweep    # with its figures",
+        epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
+    )
+    add_machine_options(made)
+    add_workload_options(made)
+    group = made.add_argument_group("run")
+    add: Any = group.add_argument
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="fcfs, continuum[:paper|:released], context_serve, ..., each also with settings "
+        """(continuum{"max_ttl_s": 5}), +offload (a DRAM tier) and @infinite (an unlimited """
+        f"pool); may be given several times (default {' and '.join(DEFAULT_POLICIES)})",
+    )
+    swept = "instead of --jps: each of these rates, such as 0.5,1,2; figures are drawn into DIR"
+    add("--sweep", type=rates, metavar="R,...", help=swept)
+    size = "memory of the tier of +offload policies (default %(default)g)"
+    add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help=size)
+    rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
+    add("--dram-gb-s", type=positive, metavar="GB", help=rate)
+    dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
+    add("--clients", type=loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
+    add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
+    add("--out", metavar="DIR", help="rows and event log of each policy go below DIR")
+    add("--force", action="store_true", help="overwrite files that exist")
+    add_json(group)
+    return made

@@ -26,9 +26,8 @@ from .dram_tier import CONNECTOR, DramTier
 from .engine import SimulatedEngine
 from .machine import GIB, MAX_BLOCKS, Machine
 from .plan import RunOptions, SimulationPlan
-from .plugin import make_scheduler
 from .turns import LiveTurn
-from .vllm_scheduler import VLLM_VERSION
+from .vllm_scheduler import VLLM_VERSION, SchedulerShape, build_scheduler, quiet_vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +92,25 @@ class Simulation:
     def _make_engine(self) -> SimulatedEngine:
         machine, options, has_offload = self.machine, self._options, self._policy.has_offload
 
+        shape = SchedulerShape(
+            num_blocks=machine.num_blocks,
+            block_tokens=machine.block_tokens,
+            max_num_seqs=machine.max_num_seqs,
+            max_num_batched_tokens=machine.max_num_batched_tokens,
+            max_model_tokens=machine.max_model_tokens,
+            num_state_groups=machine.num_state_groups,
+            settings=self._settings,
+            connector=CONNECTOR if has_offload else None,
+        )
+
         def scheduler(clock: Callable[[], float]) -> Any:
-            return make_scheduler(
-                machine,
-                self._settings,
-                clock=clock,
-                decode=self._replies.decode,
-                connector=CONNECTOR if has_offload else None,
-            )
+            made = build_scheduler(shape, clock=clock, decode=self._replies.decode)
+            if self._settings is not None:
+                # where time is virtual a policy may take as long to answer as it likes
+                made.retention.policy.guard.max_answer_s = math.inf
+            return made
+
+        quiet_vllm()
 
         engine = SimulatedEngine(machine, scheduler, self._turn_ran, has_jumps=options.has_jumps)
         if has_offload:
@@ -134,7 +144,7 @@ class Simulation:
         now_s = self.now_s
         cut = [job.outcome(now_s, "cut") for job in self._agents.running.values()]
         counters = {**self.engine.totals(), "virtual_s": now_s}
-        return SimulatedRun(tuple(self._jobs + cut), counters, self.engine.plugin.events())
+        return SimulatedRun(tuple(self._jobs + cut), counters, self.engine.events())
 
     @property
     def num_arrived(self) -> int:
@@ -204,7 +214,14 @@ def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
         for policy in plan.policies:
             run, reason = _play_policy(plan, policy, alone)
             runs.append(run)
-            _warn_of_failures(run)
+            failed = [job for job in run.jobs if job.status == "failed"]
+            if failed:
+                print(
+                    f"agentkv simulate: {run.policy}: {len(failed)} of {len(run.jobs)} jobs "
+                    f"failed, the first because of {failed[0].turns[-1].error}; "
+                    "--max-context-tokens keeps jobs short",
+                    file=sys.stderr,
+                )
             if reason is not None:
                 return runs, f"{policy.name}: {reason}"
     except KeyboardInterrupt:  # before the first run, or between two
@@ -215,60 +232,36 @@ def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
 def _play_policy(
     plan: SimulationPlan, policy: PolicyChoice, alone: Mapping[str, float]
 ) -> tuple[RunOutcome, str | None]:
-    metadata = plan.metadata(VLLM_VERSION)
+    """Play all jobs; show how far they are, and write their rows as they end."""
+    metadata, name = plan.metadata(VLLM_VERSION), policy.name
     simulation = Simulation(plan.workload, plan.machine, policy, plan.options, alone_s=alone)
-    facts, folder = row_facts(policy.name, plan.described, metadata), plan.folder_of(policy)
+    facts, folder = row_facts(name, plan.described, metadata), plan.folder_of(policy)
     writer = None if folder is None else RunWriter(folder, facts, force=plan.is_forced)
     reason: str | None = None
-    with writer or nullcontext():
+    with writer or nullcontext(), progress(name, len(plan.workload.jobs), "jobs") as show:
+
+        def job_ended(job: JobOutcome, num_ended: int) -> None:
+            if writer is not None:
+                writer.add_job(job)
+            num_running = simulation.num_arrived - num_ended
+            show(num_ended, f"{num_running} running, {simulation.now_s:.0f} s are simulated")
+
         try:
-            _write_as_jobs_end(simulation, policy.name, len(plan.workload.jobs), writer)
+            simulation.run(on_job_end=job_ended)
         except KeyboardInterrupt:
             reason = "interrupted"
         except (RunError, OSError) as error:
             reason = str(error)
         result, machine = simulation.result(), simulation.machine.as_dict()
         metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
-        run = RunOutcome(policy.name, plan.described, result.jobs, result.counters, metadata)
-        try:
-            if writer is not None:
-                _finish(writer, run, result.record)
-        except OSError as error:
-            reason = str(error)
+        run = RunOutcome(name, plan.described, result.jobs, result.counters, metadata)
+        if writer is not None:
+            try:
+                for job in run.jobs:
+                    if job.status == "cut":
+                        writer.add_job(job)
+                has_events = result.record is not None and result.record["jobs"]
+                writer.finish(run, result.record if has_events else None)
+            except OSError as error:
+                reason = str(error)
     return run, reason
-
-
-def _write_as_jobs_end(
-    simulation: Simulation, name: str, num_jobs: int, writer: RunWriter | None
-) -> None:
-    """Play all jobs; show how far they are, and write their rows as they end."""
-    with progress(name, num_jobs, "jobs") as show:
-
-        def job_ended(job: JobOutcome, num_ended: int) -> None:
-            if writer is not None:
-                writer.add_job(job)
-            num_arrived, now_s = simulation.num_arrived, simulation.now_s
-            show(
-                num_ended,
-                f"{num_arrived - num_ended} running, {now_s:.0f} s are simulated",
-            )
-
-        simulation.run(on_job_end=job_ended)
-
-
-def _finish(writer: RunWriter, run: RunOutcome, record: dict[str, Any] | None) -> None:
-    """Write the rows of jobs that were cut, the run and its event log."""
-    for job in run.jobs:
-        if job.status == "cut":
-            writer.add_job(job)
-    writer.finish(run, record if record is not None and record["jobs"] else None)
-
-
-def _warn_of_failures(run: RunOutcome) -> None:
-    failed = [job for job in run.jobs if job.status == "failed"]
-    if failed:
-        print(
-            f"agentkv simulate: {run.policy}: {len(failed)} of {len(run.jobs)} jobs failed, the "
-            f"first because of {failed[0].turns[-1].error}; --max-context-tokens keeps jobs short",
-            file=sys.stderr,
-        )

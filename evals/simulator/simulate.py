@@ -5,31 +5,20 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import os
 import sys
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from agentkv.command_line import (
-    DONE,
-    FAILED,
-    add_json,
-    command_parser,
-    positive,
-    print_result,
-    whole_number,
-)
+from agentkv.command_line import DONE, FAILED, print_result
 
-from ..options import add_workload_options, loads
-from ..outcomes import COLUMNS, ROLE_KEYS, RunOutcome, fastest_in_words, summarize
-from ..tables import cell, text_table
-from .alone import jobs_that_fit
-from .machine import DEFAULT_DRAM_GIB, add_machine_options
-from .plan import DEFAULT_POLICIES, SimulationPlan, make_plan
+from ..comparison import compare, table
+from ..outcomes import ROLE_KEYS, RunOutcome, summarize
+from .plan import SimulationPlan, make_plans
+from .plan import parser as _parser
 
 KEYS = (
     *("jobs", "completed", "failed", "cut"),
@@ -39,8 +28,7 @@ KEYS = (
     *("hit_rate", "preemptions", "recomputed_tokens", "tokens_per_s"),
 )
 """What the document says of each policy."""
-_SHOWN = tuple(name for name in COLUMNS if name != "p90_s")
-"""The table's columns; those of conversations and steps only where there are any."""
+SWEEP_FIGURES = ("sweep", "saved", "policies")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,26 +40,38 @@ def main(argv: Sequence[str]) -> int:
 
         return calibrate(argv[1:])
     flags = _parser().parse_args(argv)
-    plan = make_plan(flags)
+    plans = make_plans(flags)
     from .run import play  # loads vLLM, which takes seconds: the flags are good by now
+
+    documents, is_done = [], True
+    for plan in plans:
+        runs, reason = play(plan)
+        if reason is not None:
+            print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
+        documents.append(_document(plan, runs, reason))
+        if not flags.json:
+            print(_text(plan, runs), flush=True)
+        is_done &= reason is None and all(job.status == "done" for run in runs for job in run.jobs)
+    if flags.json:
+        print_result(documents[0] if flags.sweep is None else documents, "", is_json=True)
+    if flags.sweep is not None:
+        _draw(Path(flags.out))
+    return DONE if is_done else FAILED
+
+
+def _document(
+    plan: SimulationPlan, runs: Sequence[RunOutcome], reason: str | None
+) -> dict[str, Any]:
     from .vllm_scheduler import VLLM_VERSION
 
-    runs, reason = play(plan)
-    if reason is not None:
-        print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
-    entries = {run.policy: policy_entry(summarize(run), run.server) for run in runs}
-    document = {
+    return {
         "workload": plan.described,
         "machine": plan.machine.as_dict(),
         "seed": plan.workload.seed,
         "ended_early": reason,
-        "policies": entries,
+        "policies": {run.policy: policy_entry(summarize(run), run.server) for run in runs},
         "metadata": plan.metadata(VLLM_VERSION),
     }
-    text = f"{_table(entries)}\n{_sentence(plan, runs, entries)}"
-    print_result(document, text, is_json=flags.json)
-    is_done = reason is None and all(job.status == "done" for run in runs for job in run.jobs)
-    return DONE if is_done else FAILED
 
 
 def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,85 +82,33 @@ def policy_entry(summary: Mapping[str, Any], server: Mapping[str, Any]) -> dict[
     return {**{key: summary[key] for key in KEYS}, **of_roles, **seen}
 
 
-def _table(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line per policy, with the mean relative to the first policy's."""
-    first = next(iter(policies.values()), {})
-    first_s = first.get("mean_s")
-    columns = [name for name in _SHOWN if name in first]
-    clients = list(first.get("clients", ()))
-    rows = []
-    for name, entry in policies.items():
-        mean_s = entry["mean_s"]
-        change = mean_s / first_s - 1.0 if mean_s is not None and first_s else None
-        cells = [cell(entry[key], COLUMNS[key][1]) for key in columns]
-        cells += [cell(entry["clients"][client]["mean_s"], ".2f") for client in clients]
-        rows.append([name, f"{entry['completed']}/{entry['jobs']}", cell(change, "+.1%"), *cells])
-    titles = [*(COLUMNS[key][0] for key in columns), *(f"{client} mean s" for client in clients)]
-    return text_table(["policy", "jobs", "vs first", *titles], rows)
-
-
-def _sentence(
-    plan: SimulationPlan, runs: Sequence[RunOutcome], policies: Mapping[str, Mapping[str, Any]]
-) -> str:
-    """What the table says, in words, with the load that it is about."""
-    means = {name: entry["mean_s"] for name, entry in policies.items() if entry["completed"]}
-    if not means or (first := next(iter(policies))) not in means:
-        return "No job was completed."
-    if not any(entry["recomputed_tokens"] or entry["preemptions"] for entry in policies.values()):
-        peaks = (run.server["peak_blocks"] / run.metadata["num_blocks"] for run in runs)
-        peak = max(peaks)
+def _text(plan: SimulationPlan, runs: Sequence[RunOutcome]) -> str:
+    """The table, and what it says in words, with the load that it is about."""
+    results = compare(runs, plan.policies[0].name)
+    means_s = {each.policy: spread.mean for each in results if (spread := each.values["mean_s"])}
+    first = plan.policies[0].name
+    if first not in means_s:
+        said = "No job was completed."
+    elif not any(run.server["preemptions"] or run.server["recomputed_tokens"] for run in runs):
+        peak = max(run.server["peak_blocks"] / run.metadata["num_blocks"] for run in runs)
         flag = "--jps" if plan.workload.concurrency is None else "--concurrency"
-        return (
-            f"{_load(plan)}: memory was never short: at most {math.ceil(100 * peak)}% of the pool "
+        said = (
+            f"{plan.load()}: memory was never short: at most {math.ceil(100 * peak)}% of the pool "
             "was taken, and no turn computed again what an earlier one had. "
             f"Raise {flag}, or lower --blocks."
         )
-    return f"{_load(plan)}: {fastest_in_words(means, first)}"
+    elif (fastest := min(means_s, key=means_s.__getitem__)) == first:
+        said = f"{plan.load()}: No other policy does the mean job faster than {first}: "
+        said += f"{means_s[first]:.1f} s."
+    else:
+        ratio = means_s[first] / means_s[fastest]
+        said = f"{plan.load()}: {fastest}: the mean job is done {ratio:.2f} times as fast as "
+        said += f"under {first}."
+    return f"{table(results, first)}\n{said}"
 
 
-def _load(plan: SimulationPlan) -> str:
-    """The load in words, jobs at once relative to those that fit."""
-    jobs, num_at_once = plan.workload.jobs, plan.workload.concurrency
-    if num_at_once is not None:
-        share = num_at_once / jobs_that_fit(jobs, plan.machine)
-        return f"With {num_at_once} jobs at once, {share:.1f} times what fits"
-    if plan.described["jps"] is not None:
-        return f"With {plan.described['jps']:g} jobs a second"
-    return f"With {len(jobs)} jobs at their times"
+def _draw(folder: Path) -> None:
+    from ..commands.plot import main as plot  # loads seaborn
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "simulate",
-        "Compare policies on vLLM's real scheduler with a virtual clock: no server, no GPU.\n"
-        "`agentkv simulate calibrate --help`: fit the times to a running server.\n\n"
-        "    agentkv simulate --gpu h100\n"
-        "    agentkv simulate --gpu h100 --jps 2 --jobs 10 --policy fcfs --policy agentkv",
-        epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
-    )
-    add_machine_options(parser)
-    add_workload_options(parser)
-    group = parser.add_argument_group("run")
-    add = group.add_argument
-    add("--max-turns", dest="turns", type=whole_number(1), metavar="N", help="the same as --turns")
-    add(
-        "--policy",
-        action="append",
-        metavar="NAME",
-        help="fcfs, continuum[:paper|:released], context_serve, ..., each also with settings "
-        """(continuum{"max_ttl_s": 5}), +offload (a DRAM tier) and @infinite (an unlimited """
-        f"pool); may be given several times (default {' and '.join(DEFAULT_POLICIES)})",
-    )
-    size = "memory of the tier of +offload policies (default %(default)g)"
-    add("--dram-gib", type=positive, default=DEFAULT_DRAM_GIB, metavar="GIB", help=size)
-    rate = "rate at which the tier is loaded from, in GB/s (default: the GPU's PCIe)"
-    add("--dram-gb-s", type=positive, metavar="GB", help=rate)
-    dealt = "deal the jobs to clients in proportion to these loads, such as alice=10,bob=1"
-    add("--clients", type=loads, default=SUPPRESS, metavar="NAME=LOAD,...", help=dealt)
-    add("--untagged", action="store_true", help="clients send no tags, tool events or releases")
-    add("--exact", action="store_true", help="single steps, no jumps: slower, same results")
-    add("--record", action="store_true", help="with --out: also keep each policy's event log")
-    add("--out", metavar="DIR", help="write each policy's run.json and turns.jsonl below DIR")
-    add("--force", action="store_true", help="overwrite files that exist")
-    add_json(group)
-    return parser
+    kinds = [word for kind in SWEEP_FIGURES for word in ("--kind", kind)]
+    plot([str(folder), *kinds, "--out", str(folder), "--force"])

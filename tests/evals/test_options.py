@@ -34,7 +34,6 @@ def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
     assert parse().duration == 60.0
     assert parse("--jobs", "5").duration is None
     assert parse("--concurrency", "2", "--jobs", "5").jps is None
-    assert parse("--arrivals", "burst").jps == 1.0
     closed = {"concurrency": 6, "jobs": 12}
     assert parse("--jps", "2", defaults=closed).concurrency is None
 
@@ -61,14 +60,7 @@ def test_an_event_log_is_played_as_recorded_unless_told_otherwise(
     assert [job.arrival_s for job in workload.jobs] == arrivals_s
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--arrivals", "recorded", "--jps", "3", "--jobs", "3"), "give one of them"),
-        (("--arrivals", "burst", "--concurrency", "2", "--jobs", "3"), "give a rate, --jps R"),
-    ],
-)
-def test_no_flag_is_given_in_vain(flags: tuple[str, ...], message: str) -> None:
-    """Flags that contradict the arrivals are refused: they would stand in tables and figures."""
-    with pytest.raises(InputError, match=message):
-        made(*flags)
+def test_two_loads_are_one_too_many() -> None:
+    """Flags that contradict each other are refused: they would stand in tables and figures."""
+    with pytest.raises(InputError, match="give one of them"):
+        made("--concurrency", "2", "--jps", "3", "--jobs", "3")

@@ -44,7 +44,7 @@ def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
         with pytest.raises(AgentKVServerError, match=r"/v1/agentkv/info|no JSON object"):
             server.facts(None)
         with pytest.raises(AgentKVServerError, match="/tokenize gives no tokens"):
-            server.tokenize("m", ["text"])
+            server.vocabulary("m")
         with pytest.raises(TurnError, match="no chat reply"):
             server.chat("m", [], job_id="job", is_last_step=False)
 

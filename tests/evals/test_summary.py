@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.commands.bench import report, table
-from agentkv.evals.outcomes import RunOutcome, Spread, compare, summarize
+from agentkv.evals.commands.bench import report
+from agentkv.evals.comparison import Spread, compare, table
+from agentkv.evals.outcomes import RunOutcome, summarize
 from tests.evals.made_runs import job, run, turn
 
 REFERENCE_KEYS = {

@@ -55,7 +55,7 @@ def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("policy")
     assert [line.split()[:3] for line in out.splitlines()[2:3]] == [["fcfs", "1", "6/6"]]
-    assert "in 60 s" in out.splitlines()[0]
+    assert "in time" in out.splitlines()[0]
     assert "first token ms" in out
     assert "{" not in out
 
@@ -92,24 +92,22 @@ def test_a_reply_that_is_no_stream_is_a_failure(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("fault", "flags", "counts", "seen"),
+    ("fault", "counts", "seen"),
     [
-        ({"fails_at_turn": 2}, (), (5, 1, 0), ""),
-        ({"turn_s": 30.0}, ("--limit-s", "0.3"), (0, 0, 3), "0.3 s were over (--limit-s)"),
-        ({"dies_at_turn": 8}, (), None, "ended early: the server stopped answering"),
+        ({"fails_at_turn": 2}, (5, 1, 0), ""),
+        ({"dies_at_turn": 8}, None, "ended early: the server stopped answering"),
     ],
 )
 def test_jobs_that_fail_or_are_cut_are_counted_and_kept(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     fault: dict[str, Any],
-    flags: tuple[str, ...],
     counts: tuple[int, int, int] | None,
     seen: str,
 ) -> None:
-    """A failed turn, a time limit and a dead server give status 1, the reason, and all rows."""
+    """A failed turn and a dead server give status 1, the reason, and all rows."""
     with FakeVllm(**fault) as server:
-        options = (*QUICK, "--out", str(tmp_path), *flags)
+        options = (*QUICK, "--out", str(tmp_path))
         status, found, text = bench(capsys, server.base_url, *options)
     (summary,) = found["runs"]
     ended = summary["completed"], summary["failed"], summary["cut"]
@@ -226,7 +224,6 @@ def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
         ("--workload", "bfcl"),
         ("--num-gpu-blocks-override", "99"),
         ("--mode", "live"),
-        ("--max-output-tokens", "64"),
     ):
         with pytest.raises(InputError, match="was made with another"):
             list(plan_of(tmp_path, *other).play_all(resume=True))

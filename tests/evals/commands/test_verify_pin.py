@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentkv.cli import main as agentkv
 from agentkv.evals.commands.verify_pin import (
     NO_POLICY_HINT,
-    TURNS,
+    USER_PROMPTS,
     PinRun,
     TTLTrial,
     TurnRow,
     first_messages,
     judge,
+    simulated_output,
     verdict_lines,
 )
 
@@ -29,7 +28,7 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
     rows = tuple(
         TurnRow(
             turn=turn + 1,
-            user_prompt=TURNS[turn].user_prompt,
+            user_prompt=USER_PROMPTS[turn],
             reply="```bash\nls\n```",
             prompt_tokens=prompt_tokens,
             output_tokens=32,
@@ -126,22 +125,8 @@ def test_only_a_failed_stock_server_gets_advice() -> None:
     assert f"FAIL  {GAPS}" in lines
 
 
-def test_an_out_that_cannot_be_used_is_bad_usage_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file in place of the folder, and a result that exists, are refused at once."""
-    (tmp_path / "file").write_text("")
-    assert agentkv(["verify-pin", "--url", NOBODY, "--out", str(tmp_path / "file")]) == 2
-    assert "verify_pin.json cannot be written" in capsys.readouterr().err
-    (tmp_path / "verify_pin.json").write_text("{}")
-    assert agentkv(["verify-pin", "--url", NOBODY, "--out", str(tmp_path)]) == 2
-    assert "--force" in capsys.readouterr().err
-    assert (tmp_path / "verify_pin.json").read_text() == "{}"
-
-
 @pytest.mark.parametrize("block_size", [16, 32, 128, 256])
 def test_every_text_fills_a_block(block_size: int) -> None:
     """Even at 4.5 characters a token, system prompt and outputs are longer than one block."""
-    texts = [turn.simulated_output(block_size) for turn in TURNS]
-    texts.append(first_messages(block_size)[0]["content"])
+    texts = [simulated_output(block_size), first_messages(block_size)[0]["content"]]
     assert all(len(text) / 4.5 > block_size for text in texts)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.player.job import LiveConversation, ReplayConversation, Windows
+from agentkv.evals.player.job import LiveConversation, ReplayConversation
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
-from agentkv.evals.workload.sample_text import sample_text
 
 JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
-TOKENS = Windows(list(range(1000)), seed=0)
+TOKENS = list(range(1000))
 
 
 def token_event(*tokens: int) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def token_event(*tokens: int) -> dict[str, Any]:
 
 def first_turn(run_id: str, job: JobPlan, *output: int) -> tuple[list[int], str, str]:
     """The prompt and the salt of a job's first request, and the digest of its output."""
-    conversation = ReplayConversation(job, "m", TOKENS, run_id)
+    conversation = ReplayConversation(job, "m", TOKENS, 0, run_id)
     extra = conversation.request(0)["extra_body"]
     conversation.read(token_event(*output))
     conversation.end_turn(0)
@@ -30,7 +29,7 @@ def first_turn(run_id: str, job: JobPlan, *output: int) -> tuple[list[int], str,
 
 def test_a_replay_has_exact_lengths_and_repeats_all_that_came_before() -> None:
     """The second prompt is the first, the tokens generated, and the planned number of new ones."""
-    conversation = ReplayConversation(JOB, "m", TOKENS, "run")
+    conversation = ReplayConversation(JOB, "m", TOKENS, 0, "run")
     first = conversation.request(0)
     assert conversation.read(token_event(7, 8))
     assert conversation.read(token_event(9))
@@ -64,7 +63,7 @@ def test_runs_and_jobs_do_not_share_a_cache() -> None:
 )
 def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str]) -> None:
     """The reply is in the next request; its command runs, or the planned one if it has none."""
-    live = LiveConversation(JOB, "m", Windows(sample_text(), seed=0), max_output_tokens=64)
+    live = LiveConversation(JOB, "m", seed=0)
     for turn, command in enumerate(commands):
         messages = live.request(turn)["messages"]
         assert not live.read({"delta": {"role": "assistant", "content": ""}})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -28,10 +32,20 @@ LEAD = JobPlan(
 CHAT = JobPlan("chat", 0.0, (TurnPlan(30, 2, "", 0.0, pause_s=0.3), LAST), role="chat")
 
 
-def play(*jobs: JobPlan, **options: Any) -> tuple[RunOutcome, list[dict[str, Any]], str | None]:
-    """The run, the bodies of its requests, and why it ended early."""
+def play(
+    *jobs: JobPlan, interrupted_after: int | None = None
+) -> tuple[RunOutcome, list[dict[str, Any]], str | None]:
+    """The run, the bodies of its requests, and why it ended early: by SIGINT after some."""
+
+    def interrupt(num_requests: int) -> None:
+        while len(server.requests) < num_requests:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with FakeVllm(policy="agentkv") as server:
-        load = LoadOptions(server.base_url, policy=server_policy("agentkv"), **options)
+        if interrupted_after is not None:
+            threading.Thread(target=interrupt, args=[interrupted_after], daemon=True).start()
+        load = LoadOptions(server.base_url, policy=server_policy("agentkv"))
         run, reason = load_server(Workload("made", 0, jobs, None), {}, load)
     return run, server.requests, reason
 
@@ -69,8 +83,8 @@ def test_a_person_sends_no_tags_and_pauses_between_turns() -> None:
 @pytest.mark.parametrize(("plan", "num_jobs"), [(LEAD, 3), (CHAT, 1)])
 def test_jobs_and_children_are_cut_together(plan: JobPlan, num_jobs: int) -> None:
     """A run that ends during a pause or a fan-out keeps all that had begun, as cut."""
-    run, _, reason = play(plan, limit_s=0.2)
-    assert reason == "0.2 s were over (--limit-s)"
+    run, _, reason = play(plan, interrupted_after=num_jobs)
+    assert reason == "interrupted (SIGINT)"
     assert len(run.jobs) == num_jobs
     assert {job.status for job in run.jobs} <= {"cut", "done"}
     assert run.jobs[0].status == "cut"

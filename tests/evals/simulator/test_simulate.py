@@ -39,7 +39,7 @@ def test_jobs_of_several_clients_are_reported_by_client(
     flags = [*SMALL, "--policy", "agentkv", "--clients", "alice=2,bob=1", "--out", str(tmp_path)]
     assert main(flags) == 0
     table, *_ = capsys.readouterr().out.splitlines()
-    assert table.endswith("alice mean s  bob mean s")
+    assert table.split("  ")[-2:] == ["alice mean s", "bob mean s"]
     assert main([*flags, "--force", "--json"]) == 0
     clients = policies(capsys)["agentkv"]["clients"]
     assert list(clients) == ["alice", "bob"]
@@ -69,8 +69,8 @@ def test_a_faster_tier_or_an_infinite_pool_makes_jobs_faster(
 
 
 def test_each_policy_has_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A policy's folder has its run and, with --record, its event log; --force overwrites them."""
-    flags = [*SMALL, *STOCK, "--policy", "continuum:released", "--out", str(tmp_path), "--record"]
+    """A policy's folder has its run and, its event log; --force overwrites them."""
+    flags = [*SMALL, *STOCK, "--policy", "continuum:released", "--out", str(tmp_path)]
     flags += ["--json"]
     assert main(flags) == 0
     runs = {run.policy: run for run in read_runs([tmp_path])}
@@ -95,7 +95,7 @@ def test_a_recorded_run_is_simulated_again(
     """
     policy = ["--policy", "agentkv"]
     recorded = tmp_path / "recorded"
-    assert main([*SMALL, *policy, "--out", str(recorded), "--record", "--json"]) == 0
+    assert main([*SMALL, *policy, "--out", str(recorded), "--json"]) == 0
     before = policies(capsys)["agentkv"]
     flags = [*GPU, "--blocks", "1000", "--trace", str(recorded / "agentkv"), *policy, "--json"]
     assert main(flags) == 0
@@ -162,7 +162,7 @@ def test_bad_flags_exit_with_status_2(flags: list[str]) -> None:
 
 def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs at once are more than the pool holds; the default policies are compared in words."""
-    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "4"]
+    flags = ["--gpu", "h100", "--blocks", "2000", "--turns", "4"]
     assert main(flags) == 0
     *table, sentence = capsys.readouterr().out.splitlines()
     assert main([*flags, "--json"]) == 0
@@ -183,7 +183,7 @@ def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) ->
 
 def test_no_policy_is_faster_than_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the first policy is the best, the sentence says so."""
-    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--policy", "agentkv"]
+    flags = ["--gpu", "h100", "--blocks", "2000", "--turns", "2", "--policy", "agentkv"]
     assert main(flags) == 0
     sentence = capsys.readouterr().out.splitlines()[-1]
     assert "times what fits: No other policy does the mean job faster than agentkv: " in sentence
@@ -191,7 +191,7 @@ def test_no_policy_is_faster_than_itself(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """The load that is found raises the number of jobs only where no flag says how many."""
-    flags = ["--gpu", "h100", "--blocks", "2000", "--max-turns", "2", "--jobs", "3", "--json"]
+    flags = ["--gpu", "h100", "--blocks", "2000", "--turns", "2", "--jobs", "3", "--json"]
     assert main(flags) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["policies"]["fcfs"]["jobs"] == 3
@@ -217,7 +217,7 @@ def test_a_folder_of_logs_gets_a_load_that_fills_the_pool(
 def test_a_light_load_is_called_one(load: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where memory is never short the answer is that, with the largest share that was taken, and
     the flag to raise is the one that was given."""
-    assert main(["--gpu", "h100", load, "1", "--jobs", "5", "--max-turns", "2"]) == 0
+    assert main(["--gpu", "h100", load, "1", "--jobs", "5", "--turns", "2"]) == 0
     printed = capsys.readouterr().out
     assert "memory was never short: at most 1% of the pool" in printed
     assert f"Raise {load}, or lower --blocks." in printed
