@@ -194,6 +194,8 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunOutcome]:
     for path in map(Path, paths):
         start = path.parent if path.is_file() else path
         found = sorted(start.rglob(TURNS_FILE))
+        if not start.exists():
+            raise InputError(f"{path}: no such file")
         if not found:
             raise InputError(f"{path}: no {TURNS_FILE} in it or below it: is this a run's --out?")
         runs += [_read_run(turns_file) for turns_file in found]

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if options.worst is not None and options.worst > MAX_WORST:
         raise InputError(f"--worst: got {options.worst}, allowed are 1 to {MAX_WORST}")
-    if options.job is not None and Path(options.job).exists():
+    if options.job is not None and _is_path(options.job):
         return _explain_log(options)
     if (options.job is None) == (options.worst is None):
         raise InputError("give either a JOB, or a LOG, or --worst N")
@@ -56,6 +56,12 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("\n\n".join(map(report, jobs)) or "no jobs yet")
     return DONE
+
+
+def _is_path(name: str) -> bool:
+    """True for a file or folder, and for a name that no job would have."""
+    is_spelled_so = name.startswith(("/", "./", "~")) or name.endswith((".json", ".jsonl", ".gz"))
+    return is_spelled_so or Path(name).exists()
 
 
 def _explain_log(options: argparse.Namespace) -> int:

