@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from agentkv.errors import InputError
 from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
 from agentkv.evals.workload.plans import Workload
 from agentkv.policies import Policy, Turn
@@ -149,9 +148,3 @@ def test_the_price_of_a_load_is_that_of_the_link() -> None:
 
     token_bytes = machine().block_bytes / machine().block_tokens
     assert load_token_s(1e8) >= token_bytes / 1e8 > 10 * load_token_s(1e12)
-
-
-def test_a_profile_must_say_how_large_kv_is() -> None:
-    """+offload is refused for a profile that does not say how large KV is."""
-    with pytest.raises(InputError, match=r"kv_token_bytes"):
-        simulate(random_jobs(1), "fcfs+offload", replace(machine(), block_bytes=0))

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from agentkv.evals.event_log import jobs_of, passed_over, read_record
 from agentkv.evals.simulator.agents import NO_COMMAND, Replies
 from agentkv.evals.simulator.alone import alone_s
 from agentkv.evals.simulator.cost import Roofline, StepBatch
-from agentkv.evals.simulator.machine import Limits, make_machine
-from agentkv.evals.simulator.run import SimulatedRun, Simulation, check_pool
+from agentkv.evals.simulator.machine import Limits, Machine, make_machine
+from agentkv.evals.simulator.run import SimulatedRun, Simulation
 from agentkv.evals.workload.plans import Workload, deal_jobs
 from agentkv.guard import MAX_ANSWER_S
 from agentkv.policies.agentkv import AgentKVPolicy
@@ -182,20 +181,6 @@ def test_a_job_alone_takes_what_the_cost_model_says(policy: str) -> None:
     assert run.jobs[0].duration_s == pytest.approx(alone_s(plan, on), abs=1e-9)
 
 
-def test_no_tier_holds_recurrent_states() -> None:
-    """+offload is refused for a hybrid model: played without its states it would hit too much."""
-    on = make_machine("h200", "qwen3.5-35b", Limits())
-    with pytest.raises(InputError, match=r"\+offload: .* recurrent states"):
-        check_pool(BUSY, on, simulated_policy("fcfs+offload"), 64.0)
-
-
-def test_an_unlimited_pool_has_its_limit() -> None:
-    """@infinite is refused for a run that needs too many blocks."""
-    jobs = tuple(job(f"job-{number}", 0.0, (100_000_000, 1, 0.0)) for number in range(2))
-    with pytest.raises(InputError, match=r"@infinite: .* blocks for all contexts"):
-        simulate(Workload("huge", 0, jobs, None), "fcfs@infinite")
-
-
 def test_scarce_memory_costs_fcfs_what_pins_save() -> None:
     """With scarce memory fcfs recomputes more than pins, a tier or an unlimited pool."""
     recomputed = {}
@@ -311,17 +296,21 @@ def test_while_memory_suffices_clients_change_nothing(policy: str) -> None:
     assert durations(one) == durations(two)
 
 
-def means_s(policy: str) -> dict[str, float]:
-    """Mean duration of each client's jobs, in a pool that a tenth of the jobs fill."""
-    workload = deal_jobs(random_jobs(110, seed=2), LOADS)
-    _, run = simulate(workload, policy, machine(150))
-    clients: dict[str, list[float]] = {"heavy": [], "light": []}
-    for ended in run.jobs:
-        clients[ended.client].append(ended.duration_s)
-    return {client: fmean(found) for client, found in clients.items()}
+HUGE = Workload("huge", 0, (job("a", 0.0, (100_000_000, 1, 0.0)),) * 2, None)
 
 
-def test_a_light_client_pays_little_for_a_greedy_one() -> None:
-    """Its jobs take less than half as long as under stock."""
-    stock, ours = means_s("fcfs"), means_s("agentkv")
-    assert ours["light"] < 0.5 * stock["light"]
+@pytest.mark.parametrize(
+    ("workload", "policy", "on", "message"),
+    [
+        (BUSY, "fcfs+offload", replace(machine(), num_state_groups=1), "recurrent states"),
+        (BUSY, "fcfs+offload", replace(machine(), block_bytes=0), "kv_token_bytes"),
+        (HUGE, "fcfs@infinite", machine(), "blocks for all contexts"),
+    ],
+    ids=["a tier without states", "a profile without the size of KV", "an endless pool"],
+)
+def test_what_cannot_be_simulated_is_refused(
+    workload: Workload, policy: str, on: Machine, message: str
+) -> None:
+    """Played as it is, it would hit too much, or never end."""
+    with pytest.raises(InputError, match=message):
+        simulate(workload, policy, on)

@@ -181,14 +181,6 @@ def test_without_a_load_memory_runs_short(capsys: pytest.CaptureFixture[str]) ->
     assert (sentence, table[0].split()[0]) == (wanted, "policy")
 
 
-def test_no_policy_is_faster_than_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the first policy is the best, the sentence says so."""
-    flags = ["--gpu", "h100", "--blocks", "2000", "--turns", "2", "--policy", "agentkv"]
-    assert main(flags) == 0
-    sentence = capsys.readouterr().out.splitlines()[-1]
-    assert "times what fits: No other policy does the mean job faster than agentkv: " in sentence
-
-
 def test_a_given_number_of_jobs_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """The load that is found raises the number of jobs only where no flag says how many."""
     flags = ["--gpu", "h100", "--blocks", "2000", "--turns", "2", "--jobs", "3", "--json"]
@@ -211,16 +203,6 @@ def test_a_folder_of_logs_gets_a_load_that_fills_the_pool(
     document = json.loads(captured.out)
     assert document["workload"]["jobs"] == 3 * document["workload"]["concurrency"] > DEFAULT_JOBS
     assert captured.err.count("passed over: empty.jsonl (is empty)") == 1
-
-
-@pytest.mark.parametrize("load", ["--jps", "--concurrency"])
-def test_a_light_load_is_called_one(load: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where memory is never short the answer is that, with the largest share that was taken, and
-    the flag to raise is the one that was given."""
-    assert main(["--gpu", "h100", load, "1", "--jobs", "5", "--turns", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "memory was never short: at most 1% of the pool" in printed
-    assert f"Raise {load}, or lower --blocks." in printed
 
 
 def test_failed_jobs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,5 +269,30 @@ def test_one_seed_gives_the_same_bytes(tmp_path: Path, capsysbinary: Any) -> Non
         {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
         for out in folders
     ]
-    assert len(files[0]) == 2 * len(names)
+    assert len(files[0]) == 2 + 3  # stock has no event log
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--blocks", "2000", "--policy", "agentkv"], "No other policy does the mean job faster"),
+        (["--jps", "1", "--jobs", "5"], "memory was never short: at most 1% of the pool"),
+        (["--jps", "1", "--jobs", "5"], "Raise --jps, or lower --blocks."),
+        (["--concurrency", "1", "--jobs", "5"], "Raise --concurrency, or lower --blocks."),
+    ],
+)
+def test_the_last_line_says_what_the_load_was_worth(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the first policy is the best, or memory never short, the sentence says so."""
+    assert main(["--gpu", "h100", "--turns", "2", *flags]) == 0
+    assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_sweep_is_played_and_drawn(tmp_path: Path) -> None:
+    """One command plays two rates and leaves the rows of each and three figures."""
+    flags = [*GPU, "--blocks", "1000", "--jobs", "4", "--turns", "2", "--sweep", "1,2"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    assert len(read_runs([tmp_path / "1", tmp_path / "2"])) == 4
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == ["policies", "saved", "sweep"]
