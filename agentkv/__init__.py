@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from agentkv.client.context import current_job
 from agentkv.client.delivery import flush
-from agentkv.client.job import Job, current_job
-from agentkv.client.ledger import JobSummary
+from agentkv.client.job import Job, JobSummary
 from agentkv.client.patches import instrumented, uninstrument
 from agentkv.client.session import Session, session
 from agentkv.errors import AgentKVError, AgentKVServerError, ServerStartError, TagError

@@ -21,7 +21,7 @@ from string import Template
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentkv.client.calls import root_of, send_request
+from agentkv.client.server import root_of, send_request
 from agentkv.command_line import command_parser
 from agentkv.errors import AgentKVServerError, InputError
 from agentkv.visible import visible

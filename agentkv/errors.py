@@ -57,6 +57,7 @@ class NoAnswerError(AgentKVServerError):
     def __init__(self, message: str, *, is_late: bool = False) -> None:
         super().__init__(message)
         self.is_late = is_late
+        self.may_pass = not is_late
 
 
 class StatusError(AgentKVServerError):
@@ -67,7 +68,7 @@ class StatusError(AgentKVServerError):
         self.status = status
 
     @property
-    def is_transient(self) -> bool:
+    def may_pass(self) -> bool:
         """The same call may well succeed a little later: the server is busy or starts."""
         return self.status in (408, 429) or self.status >= 500
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class JobTrace(Protocol):
 
     def tool(self, name: str) -> Span | None: ...
 
-    def end(self, error: object, summary: Any) -> None:
-        """End it, with the `JobSummary`."""
+    def end(self, error: object, num_turns: int) -> None:
+        """End it, with the number of turns that were answered."""
 
 
 TraceOpener = Callable[[str, str | None], JobTrace | None]

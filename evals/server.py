@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentkv.client.calls import shown
+from agentkv.client.server import shown
 from agentkv.errors import AgentKVError, AgentKVServerError, StatusError
 from agentkv.server.api import ServerAPI
 from agentkv.visible import visible

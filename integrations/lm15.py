@@ -13,7 +13,7 @@ from typing import Any
 
 import agentkv
 from agentkv.client.patches import Method, Patch
-from agentkv.client.tagger import TaggedRequest, prepared
+from agentkv.client.tagger import TaggedRequest, tagged
 
 
 def a_request(original: Method, patch: Patch) -> Method:
@@ -26,9 +26,9 @@ def a_request(original: Method, patch: Patch) -> Method:
         twin = httpx.Request(
             request.method, request.url, headers=request.headers, content=request.body
         )
-        return prepared(job, None, twin), twin
+        return tagged(job, None, twin), twin
 
-    def tagged(request: Any, twin: Any) -> Any:
+    def with_tags(request: Any, twin: Any) -> Any:
         own = {name.lower() for name, _ in request.headers}
         added = [pair for pair in twin.headers.items() if pair[0].startswith("x-")]
         headers = [*request.headers, *(pair for pair in added if pair[0] not in own)]
@@ -41,9 +41,10 @@ def a_request(original: Method, patch: Patch) -> Method:
             call, twin = prepare(request)
             if call is None:
                 return await original(self, request)
-            await call.route.require_plugin_async()
+            if call.needs_plugin:
+                await call.route().require_plugin_async()
             with call:
-                response = await original(self, tagged(request, twin))
+                response = await original(self, with_tags(request, twin))
                 call.response = _shown(response)
             return response
 
@@ -54,9 +55,10 @@ def a_request(original: Method, patch: Patch) -> Method:
         call, twin = prepare(request)
         if call is None:
             return original(self, request)
-        call.route.require_plugin()
+        if call.needs_plugin:
+            call.route().require_plugin()
         with call:
-            response = original(self, tagged(request, twin))
+            response = original(self, with_tags(request, twin))
             call.response = _shown(response)
         return response
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
@@ -21,12 +21,10 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 import agentkv
-from agentkv.client.ledger import JobSummary
-from agentkv.client.patches import log_failure
+from agentkv.client.patches import harmless
 from agentkv.tracing import EXPORTER_VARIABLE, RequestShape
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_harmless = harmless("could not trace a job")
 
 OPERATION = "gen_ai.operation.name"
 JOB_ID = "agentkv.job.id"
@@ -38,21 +36,7 @@ SAME_OPERATION: Mapping[str, tuple[frozenset[str], str]] = {
 """Our operation: the values of OPERATION, and of OpenInference's kind of span, that mean it."""
 
 
-def harmless(method: Callable[P, R]) -> Callable[P, R | None]:
-    """Log an error of ours and answer None, so that no agent fails for want of a span."""
-
-    @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        try:
-            return method(*args, **kwargs)
-        except Exception:
-            log_failure("could not trace a job")
-            return None
-
-    return guarded
-
-
-@harmless
+@_harmless
 def open_trace(job_id: str, parent_job_id: str | None) -> TracedJob | None:
     """Open the span of a job; None if nobody takes spans."""
     tracer = _tracer()
@@ -144,13 +128,13 @@ class TracedSpan:
         is_same_trace = span.get_span_context().trace_id == self.span.get_span_context().trace_id
         return is_same_trace and span is not trace.get_current_span(self._before)
 
-    @harmless
+    @_harmless
     def leave(self) -> None:
         """Make the span before it current again, unless another context is active by now."""
         if self._is_ours and otel_context.get_current() is self._context:
             otel_context.attach(self._before)
 
-    @harmless
+    @_harmless
     def end(self, error: object = None) -> None:
         """End the span, unless it is the framework's."""
         if not self._is_ours:
@@ -171,7 +155,7 @@ class TracedJob:
         self._job_id = job_id
         self._job = span
 
-    @harmless
+    @_harmless
     def turn(self, number: int, request: RequestShape) -> TracedSpan:
         """Open the span of a request to the model."""
         server = urlsplit(request.server_url)
@@ -186,7 +170,7 @@ class TracedJob:
         }
         return self._open(request.operation, request.model, attributes, SpanKind.CLIENT)
 
-    @harmless
+    @_harmless
     def tool(self, name: str) -> TracedSpan:
         """Open the span of a tool."""
         attributes = {JOB_ID: self._job_id, "gen_ai.tool.name": name}
@@ -197,10 +181,10 @@ class TracedJob:
     ) -> TracedSpan:
         return TracedSpan.open(self._tracer, operation, subject, attributes, kind, parent=self._job)
 
-    @harmless
-    def end(self, error: object, summary: JobSummary) -> None:
-        """End the span of the job, with its totals; the tokens are in the server's own spans."""
-        self._job.span.set_attributes({"agentkv.turns": summary.turns})
+    @_harmless
+    def end(self, error: object, num_turns: int) -> None:
+        """End the span of the job, with its turns; the tokens are in the server's own spans."""
+        self._job.span.set_attributes({"agentkv.turns": num_turns})
         self._job.leave()
         self._job.end(error)
 

@@ -15,9 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import Any
 
-from agentkv.errors import NoAnswerError, StatusError
+from agentkv.errors import NoAnswerError
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +34,18 @@ EXIT_S = 1.5
 one without agentkv."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
     """One call to make: `send`, which raises AgentKVServerError, and `drop` if it failed for good.
 
     server: the root of the URL that it goes to. is_release: it frees memory, so it goes first.
     """
 
-    def __init__(
-        self,
-        send: Callable[[], None],
-        drop: Callable[[object], None],
-        *,
-        server: str,
-        is_release: bool = False,
-    ) -> None:
-        self.send = send
-        self.drop = drop
-        self.server = server
-        self.is_release = is_release
-        self.is_done = threading.Event()
+    server: str
+    send: Callable[[], None]
+    drop: Callable[[object], None]
+    is_release: bool = False
+    is_done: threading.Event = field(default_factory=threading.Event)
 
 
 class Sender:
@@ -64,10 +58,9 @@ class Sender:
         self._changed = threading.Condition()
         self._queued: deque[Delivery] = deque()
         self.num_unsent = 0
-        self._thread: threading.Thread | None = None
-        self._silent_until_s: dict[str, float] = {}
+        self.silent_until_s: dict[str, float] = {}
         """Servers whose last call had no answer, and when they are called again."""
-        self._has_warned = False
+        self._thread: threading.Thread | None = None
 
     def submit(self, delivery: Delivery) -> None:
         """Queue a delivery; never waits.
@@ -98,10 +91,6 @@ class Sender:
             left_s = max(0.0, deadline_s - time.monotonic())
             return self._changed.wait_for(lambda: not self.num_unsent, left_s)
 
-    def forget_failures(self) -> None:
-        """Call servers again that did not answer."""
-        self._silent_until_s.clear()
-
     def _start(self) -> bool:
         """Start the thread, unless it runs; False if the system has no thread to spare."""
         # Imported here and not by the thread: a child forked in mid-import keeps half a module, and
@@ -115,14 +104,7 @@ class Sender:
             thread = threading.Thread(target=self._run, name="agentkv-delivery", daemon=True)
             try:
                 Context().run(thread.start)  # in ours it would keep the current job alive
-            except RuntimeError as error:
-                if not self._has_warned:
-                    logger.warning(
-                        "agentkv found no free thread to report from (%s). Reports wait, and the "
-                        "next one tries again; the agent is not affected.",
-                        error,
-                    )
-                self._has_warned = True
+            except RuntimeError:
                 return False
             self._thread = thread
             return True
@@ -148,32 +130,24 @@ class Sender:
     def _deliver(self, delivery: Delivery) -> None:
         import tenacity
 
-        until_s = self._silent_until_s.get(delivery.server)
+        until_s = self.silent_until_s.get(delivery.server)
         if until_s is not None and time.monotonic() < until_s:
             raise NoAnswerError("an earlier call was not answered in time")
+        max_attempts = MAX_ATTEMPTS if until_s is None else 1
         attempts = tenacity.Retrying(
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(MAX_ATTEMPTS if until_s is None else 1),
-                tenacity.stop_after_delay(MAX_RETRYING_S),
-            ),
+            stop=tenacity.stop_after_attempt(max_attempts)
+            | tenacity.stop_after_delay(MAX_RETRYING_S),
             wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception(lambda error: getattr(error, "may_pass", False)),
             reraise=True,
         )
         try:
             attempts(delivery.send)
         except NoAnswerError as error:
             silent_s = self._silent_s if error.is_late else 0.0
-            self._silent_until_s[delivery.server] = time.monotonic() + silent_s
+            self.silent_until_s[delivery.server] = time.monotonic() + silent_s
             raise
-        self._silent_until_s.pop(delivery.server, None)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """True if the same call may well succeed a moment later: the server is down or busy."""
-    if isinstance(error, StatusError):
-        return error.is_transient
-    return isinstance(error, NoAnswerError) and not error.is_late
+        self.silent_until_s.pop(delivery.server, None)
 
 
 _sender = Sender()
@@ -208,7 +182,7 @@ def flush(timeout_s: float = FLUSH_S) -> bool:
 
 def forget_failures() -> None:
     """Call servers again that did not answer."""
-    _sender.forget_failures()
+    _sender.silent_until_s.clear()
 
 
 def flush_when_process_ends() -> None:

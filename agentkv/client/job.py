@@ -1,42 +1,98 @@
-"""One agent job as the client sees it: its id, its turns and tools, and the servers it used.
+"""One agent job as the client sees it: its turns, its tools, its totals, and who hears of them.
 
-A session makes it and ends it; `tagger` numbers its turns.
+A session makes it and ends it; `tagger` opens a turn of it for each request. It sends nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
-from collections.abc import Hashable, Mapping
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from agentkv.client import context
-from agentkv.client.delivery import Delivery
-from agentkv.client.ledger import JobSummary, TaggedTurn, TurnLedger
-from agentkv.client.server import Route, Server
-from agentkv.protocol import (
-    MAX_TOOL_CHARS,
-    Tags,
-    ToolEvent,
-    parse_turn_count,
-    routing_headers,
-)
+from agentkv.client.patches import harmless
+from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count, routing_headers
 from agentkv.tool_calls import ToolCall
-from agentkv.tracing import JobTrace, Span
+from agentkv.tracing import JobTrace, RequestShape, Span
+
+logger = logging.getLogger(__name__)
 
 ClientT = TypeVar("ClientT")
 
 SUMMARY_S = 1.0
 """Longest time for which a summary waits for what servers say of a job that is over."""
+MIN_HINT_TOKENS = 512
+"""Fewer tokens lost in a job are not worth a hint."""
+MAX_FAILED = 64
+"""Failed turns that are remembered for their retries."""
+TOKEN_COUNTS = (
+    *("prompt_tokens", "hit_tokens", "output_tokens"),
+    *("later_prompt_tokens", "later_hit_tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """Totals of one job; `print(summary)` shows them as a small table.
+
+    Turns and times are the client's own; times of overlapping turns, and of tools, add up. Token
+    counts are the server's, which says them when the job ends: None until then, and where
+    `no_tokens` says why they are missing. "Later" turns are all but the first.
+    """
+
+    job_id: str
+    turns: int = 0
+    failed_calls: int = 0
+    llm_s: float = 0.0
+    tool_calls: int = 0
+    tool_s: float = 0.0
+    prompt_tokens: int | None = None
+    hit_tokens: int | None = None
+    """Tokens of prompts that were in the cache."""
+    output_tokens: int | None = None
+    later_prompt_tokens: int | None = None
+    later_hit_tokens: int | None = None
+    no_tokens: str | None = None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of later turns' prompts that was in the cache; None if it is not known."""
+        if not self.later_prompt_tokens:
+            return None
+        return (self.later_hit_tokens or 0) / self.later_prompt_tokens
+
+    def __str__(self) -> str:
+        failed = f" ({self.failed_calls:,} failed calls)" if self.failed_calls else ""
+        rows = {
+            "job": self.job_id,
+            "turns": f"{self.turns:,}{failed}",
+            "LLM time": f"{self.llm_s:.2f} s",
+            "tool time": f"{self.tool_s:.2f} s ({self.tool_calls:,} calls)",
+        }
+        if self.prompt_tokens is None:
+            rows["tokens"] = self.no_tokens or "the server says them when the job has ended"
+        else:
+            rows["prompt tokens"] = f"{self.prompt_tokens:,}"
+            rows["cached tokens"] = f"{self.hit_tokens or 0:,}"
+            rows["output tokens"] = f"{self.output_tokens or 0:,}"
+        if self.hit_rate is not None:
+            rows["later turns"] = f"{self.hit_rate:.0%} of their prompts came from the cache"
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 class Listener(Protocol):
-    """What hears of a job's tools and of its end: a server's routes, or an engine."""
+    """What hears of a job's tools and of its end: a server, or an engine of this process."""
 
-    def tell(self, action: str, body: Mapping[str, object]) -> Delivery | None:
-        """Report a "tool" or the "release". Never waits."""
+    def tell(self, action: str, body: Mapping[str, object]) -> threading.Event | None:
+        """Report a "tool" or the "release". Never waits; the event is set when that is done."""
 
 
+@dataclass(eq=False, repr=False)
 class Job(Generic[ClientT]):
     """The job of `with agentkv.session(...) as job`; sessions make it.
 
@@ -44,35 +100,39 @@ class Job(Generic[ClientT]):
     none was. All methods may be called from any thread or task.
     """
 
-    client: ClientT
+    job_id: str
+    parent_job_id: str | None = None
+    enclosing: Job[Any] | None = None
+    covered_client: object = None
+    """The httpx client whose requests are its turns; None: all that are made inside of it."""
+    server_url: str | None = None
+    on_missing_server: str = "warn"
+    expected_turns: int | None = None
+    affinity: str | None = None
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        job_id: str,
-        *,
-        covered_client: object = None,
-        on_missing_server: str = "warn",
-        enclosing: Job[Any] | None = None,
-        parent_job_id: str | None = None,
-        expected_turns: int | None = None,
-        server_url: str | None = None,
-        affinity: str | None = None,
-    ) -> None:
-        self.job_id = job_id
-        self.parent_job_id = parent_job_id
-        self.covered_client = covered_client
-        """The httpx client whose requests are its turns; None: all that are made inside of it."""
-        self.enclosing = enclosing
-        self.server_url = server_url
-        self.on_missing_server = on_missing_server
-        self.ledger = TurnLedger(job_id, clock=time.monotonic)
+    def __post_init__(self) -> None:
+        self.client: ClientT
         self.listeners: dict[Hashable, Listener] = {}
         self.trace: JobTrace | None = None
-        self.routing_headers = routing_headers(job_id, affinity)
-        self._expected_turns = expected_turns
-        self._is_ended = False
+        self.routing_headers = routing_headers(self.job_id, self.affinity)
+        self.last_turn: int | None = None
+        """The number of the newest turn."""
+        self.no_tokens: str | None = None
+        """Why a server says nothing of its tokens."""
         self._process_id = os.getpid()
-        self._releases: list[Delivery] = []
+        self._is_ended = False
+        self._releases: list[threading.Event | None] = []
+        self._lock = threading.Lock()  # turns of a job may overlap
+        self._counts: Counter[str] = Counter()
+        self._llm_s = self._tool_s = 0.0
+        self._tokens: dict[str, Mapping[str, int]] = {}
+        self._has_hinted = False
+        self._num_turns = 0  # answered or under way
+        self._max_turns: int | None = None
+        self._is_last_step = False
+        self._longest_tool: tuple[float, str] | None = None
+        self._failed: deque[Turn] = deque(maxlen=MAX_FAILED)
 
     @property
     def is_over(self) -> bool:
@@ -86,20 +146,18 @@ class Job(Generic[ClientT]):
         The server numbers such turns. Name it by `session(server=...)`, so that it hears of the
         job's tools and its end.
         """
-        tags = Tags(self.job_id, None, self.parent_job_id, None, self._expected_turns)
-        return {**tags.as_headers(), **self.routing_headers}
+        return self._tags().as_headers() | self.routing_headers
 
     def last_step(self) -> None:
         """Declare the next request the last of this job: the server frees it with the reply."""
-        self.ledger.mark_last_step()
+        self._is_last_step = True
 
     def limit_turns(self, num_turns: int) -> None:
         """Promise that the job takes at most `num_turns` turns: that turn is its last step.
 
         `expected_turns` of the session is only a hint. Raises TagError for a number out of range.
         """
-        self._expected_turns = parse_turn_count(num_turns, "num_turns")
-        self.ledger.limit_turns(num_turns)
+        self.expected_turns = self._max_turns = parse_turn_count(num_turns, "num_turns")
 
     def tool(self, call: ToolCall | str) -> ToolRun:
         """Time a tool: `with job.tool(call):` around its run, or `async with`.
@@ -115,46 +173,103 @@ class Job(Generic[ClientT]):
         Waits for that for SUMMARY_S at most.
         """
         deadline_s = time.monotonic() + SUMMARY_S
-        for release in self._releases:
-            release.is_done.wait(max(0.0, deadline_s - time.monotonic()))
-        servers = [each for each in self.listeners if isinstance(each, Server)]
-        missing = [server.missing for server in servers if server.missing]
-        no_tokens = f"not known: {missing[0]}" if missing else None
-        if no_tokens is None and self._is_ended:
-            no_tokens = "not known: no server has said them"
-        return self.ledger.summary(no_tokens)
+        for is_done in filter(None, self._releases):
+            is_done.wait(max(0.0, deadline_s - time.monotonic()))
+        reason = self.no_tokens or ("no server has said them" if self._is_ended else None)
+        with self._lock:
+            said = list(self._tokens.values())
+            return JobSummary(
+                self.job_id,
+                llm_s=self._llm_s,
+                tool_s=self._tool_s,
+                no_tokens=None if said or reason is None else f"not known: {reason}",
+                **self._counts,
+                **{name: sum(each[name] for each in said) for name in TOKEN_COUNTS if said},
+            )
 
-    def tags(self, turn: TaggedTurn) -> Tags:
-        """The tags of a turn's request."""
-        tool = turn.last_tool
+    def begin_turn(
+        self, request: Hashable = None, describe: Callable[[], RequestShape] | None = None
+    ) -> Turn:
+        """Open the next turn; it carries the longest tool run since the turn before.
+
+        request: what is the same in a retry. A failed turn's number is for its retry alone: the
+        server takes a repeated number for one. describe: called where spans are wanted.
+        """
+        shape = describe() if self.trace is not None and describe is not None else None
+        with self._lock:
+            retried = next((turn for turn in self._failed if turn.request == request), None)
+            if retried is not None:
+                self._failed.remove(retried)
+                number = retried.number
+            else:
+                number = self.last_turn = (self.last_turn or 0) + 1
+            self._num_turns += 1
+            is_last_step = self._is_last_step or self._num_turns == self._max_turns
+            turn = Turn(self, number, request, is_last_step, self._longest_tool, self.clock())
+            self._is_last_step, self._longest_tool = False, None
+        if self.trace is not None and shape is not None:
+            turn.span = self.trace.turn(number, shape)
+        return turn
+
+    def end_turn(self, turn: Turn, *, is_answered: bool) -> None:
+        """Count a turn; without an answer, the next request carries what this one has carried."""
+        with self._lock:
+            if is_answered:
+                self._counts["turns"] += 1
+                self._llm_s += self.clock() - turn.started_at_s
+            else:
+                self._counts["failed_calls"] += 1
+                self._num_turns -= 1
+                self._failed.append(turn)
+                self._is_last_step = self._is_last_step or turn.is_last_step
+                self._note_tool(turn.last_tool)
+        if is_answered and self.is_over:  # this turn was pinned after the job's release
+            self.release()
+
+    def end_tool(self, text: str, duration_s: float) -> None:
+        """Count a tool, named by its command or else its name."""
+        with self._lock:
+            self._counts["tool_calls"] += 1
+            self._tool_s += duration_s
+            self._note_tool((duration_s, text))
+
+    def _note_tool(self, tool: tuple[float, str] | None) -> None:
+        self._longest_tool = max(filter(None, (self._longest_tool, tool)), default=None)
+
+    def _tags(self, **of_turn: Any) -> Tags:
         return Tags(
             job_id=self.job_id,
-            is_last_step=True if turn.is_last_step else None,
             parent_job_id=self.parent_job_id,
-            turn=turn.number,
-            expected_turns=self._expected_turns,
-            last_tool=None if tool is None else tool.text,
-            last_tool_s=None if tool is None else tool.duration_s,
+            expected_turns=self.expected_turns,
+            **of_turn,
         )
 
-    def route_to(self, server: Server, client: Any, headers: Mapping[str, str]) -> Route:
-        """The way to a server for this job, by the httpx client and with the keys of its calls."""
-        known = self.listeners.get(server)
-        if isinstance(known, Route) and known.client is client and known.headers == headers:
-            return known
-        return Route(
-            server,
-            self.job_id,
-            client=client,
-            headers=headers,
-            job_headers=self.routing_headers,
-            on_missing=self.on_missing_server,
-            on_answer=self.ledger.note_answer,
-        )
+    def note_answer(self, server: str, answer: object) -> None:
+        """Note what a server says of the job's tokens; an answer of another form says nothing.
 
-    def end(self) -> None:
+        Once a job it logs a hint, if more than half of the tokens that should have been in the
+        cache were not because the prompt had changed.
+        """
+        try:
+            said: Any = answer["tokens"]  # type: ignore[index]
+            self._tokens[server] = {name: int(said[name]) for name in TOKEN_COUNTS}
+            expected, diverged = said["expected_tokens"], said["recomputed_tokens"]["diverged"]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        if diverged >= MIN_HINT_TOKENS and 2 * diverged > expected and not self._has_hinted:
+            self._has_hinted = True
+            logger.warning(
+                "agentkv: %d of the %d tokens that job %s should have found in the server's cache "
+                "were computed again, because its prompts do not repeat the turn before. "
+                "`agentkv explain` shows where they differ.",
+                *(diverged, expected, self.job_id),
+            )
+
+    def end(self, error: object = None) -> None:
         """End the job: its servers free what they hold for it. Never waits."""
         if not self.is_over:
+            if self.trace is not None:
+                self.trace.end(error, self._counts["turns"])
             self._is_ended = True
             self.release()
 
@@ -162,10 +277,55 @@ class Job(Generic[ClientT]):
         """Make the servers free what they hold for this job now. Never waits."""
         self._releases = self.tell("release", {})
 
-    def tell(self, action: str, body: Mapping[str, object]) -> list[Delivery]:
+    def tell(self, action: str, body: Mapping[str, object]) -> list[threading.Event | None]:
         """Report a tool or the release to every server that the job used, in the background."""
-        told = [listener.tell(action, body) for listener in list(self.listeners.values())]
-        return [delivery for delivery in told if delivery is not None]
+        return [listener.tell(action, body) for listener in list(self.listeners.values())]
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request to a model that is under way; it ends once."""
+
+    job: Job[Any]
+    number: int
+    request: Hashable
+    is_last_step: bool
+    last_tool: tuple[float, str] | None
+    """The longest tool since the turn before: seconds, and its command or name."""
+    started_at_s: float
+    span: Span | None = None
+    is_over: bool = False
+
+    def tags(self) -> Tags:
+        """The tags of its request."""
+        last_tool_s, last_tool = self.last_tool or (None, None)
+        return self.job._tags(
+            is_last_step=self.is_last_step or None,
+            turn=self.number,
+            last_tool=last_tool,
+            last_tool_s=last_tool_s,
+        )
+
+    def headers(self) -> dict[str, str]:
+        """Its tags, and what routers and tracers read."""
+        traced = {} if self.span is None else self.span.headers
+        return {**self.tags().as_headers(), **self.job.routing_headers, **traced}
+
+    def leave(self) -> None:
+        """What the thread or task does from now on is not part of it; it may end later."""
+        if self.span is not None:
+            self.span.leave()
+
+    @harmless("could not end a turn")
+    def end(self, error: object = None) -> None:
+        """Count it, perhaps with the exception or HTTP status that it failed with."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.job.end_turn(self, is_answered=error is None)
+        if self.span is not None:
+            self.span.leave()
+            self.span.end(error)
 
 
 class ToolRun:
@@ -175,39 +335,41 @@ class ToolRun:
     """
 
     def __init__(self, job: Job[Any], call: ToolCall | str) -> None:
-        if not isinstance(call, (ToolCall, str)):
+        if isinstance(call, str):
+            self._event = ToolEvent("started", command=_sendable(call))
+        elif isinstance(call, ToolCall):
+            from agentkv.commands.blocking import awaited  # slows `import agentkv` down
+
+            self._event = ToolEvent(
+                "started",
+                tool=_sendable(call.name),
+                command=_sendable(call.command),
+                limit_s=awaited(call).limit_s,
+            )
+        else:
             raise TypeError(
                 f"job.tool(): got {type(call).__name__}, allowed is a call that "
                 "agentkv.parse_tool_calls(reply) gives, a command, or a tool's name"
             )
         self.duration_s: float | None = None
         self._job = job
-        self._name = None if isinstance(call, str) else _sendable(call.name)
-        self._command = _sendable(call if isinstance(call, str) else call.command)
-        self._limit_s: float | None = None
-        if not isinstance(call, str):
-            from agentkv.commands.blocking import awaited  # `import agentkv` is not to wait for it
-
-            self._limit_s = awaited(call).limit_s
-        self._fields: Mapping[str, object] = {}
         self._started_at_s = 0.0
         self._span: Span | None = None
 
     def __enter__(self) -> Self:
-        turn = self._job.ledger.last_number
-        event = ToolEvent("started", self._name, self._command, None, turn, self._limit_s)
-        self._fields = event.as_fields()
+        self._event = replace(self._event, turn=self._job.last_turn)
         if self._job.trace is not None:
-            words = (self._command or "").split(maxsplit=1)
-            self._span = self._job.trace.tool(self._name or (words[0] if words else "tool"))
+            program = (self._event.command or "").split(maxsplit=1)[:1]
+            self._span = self._job.trace.tool(self._event.tool or "".join(program) or "tool")
         self._started_at_s = time.monotonic()
-        self._report(self._fields)
+        self._report(self._event)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
-        self._job.ledger.finish_tool(self._command or self._name or "tool", self.duration_s)
-        self._report({**self._fields, "state": "finished", "duration_s": self.duration_s})
+        text = self._event.command or self._event.tool or "tool"
+        self._job.end_tool(text, self.duration_s)
+        self._report(replace(self._event, state="finished", duration_s=self.duration_s))
         if self._span is not None:
             self._span.leave()
             self._span.end(exc_info[1] if exc_info else None)
@@ -218,10 +380,10 @@ class ToolRun:
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
-    def _report(self, fields: Mapping[str, object]) -> None:
+    def _report(self, event: ToolEvent) -> None:
         """Tell the servers of the job; before its first turn it has none."""
         if not self._job.is_over:
-            self._job.tell("tool", fields)
+            self._job.tell("tool", event.as_fields())
 
 
 def _sendable(text: str | None) -> str | None:
@@ -230,18 +392,3 @@ def _sendable(text: str | None) -> str | None:
     Cut to what a turn's tag may hold, so that the queue stays small.
     """
     return (text or "")[:MAX_TOOL_CHARS].encode(errors="replace").decode() or None
-
-
-def current_job() -> Job[Any] | None:
-    """The job of the innermost session that this thread or task is in; None outside of any."""
-    return cast("Job[Any] | None", context.current())
-
-
-def job_covering(client: object) -> Job[Any] | None:
-    """The innermost live job whose session covers this httpx client, or was entered without one."""
-    job = cast("Job[Any] | None", context.innermost())
-    while job is not None:
-        if (job.covered_client is None or job.covered_client is client) and not job.is_over:
-            return job
-        job = job.enclosing
-    return None

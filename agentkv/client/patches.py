@@ -1,8 +1,8 @@
 """Replaces functions of other packages, visibly and reversibly.
 
-`context` and `clients` list patches; sessions and `instrument` install them, `instrumented` names
-those in place, `uninstrument` restores all. A module that is not imported yet is patched as soon as
-it is.
+`context`, `clients` and the frameworks list patches; sessions and `instrument` install them,
+`instrumented` names those in place, `uninstrument` restores all. A module that is not imported yet
+is patched as soon as it is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,36 @@ from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Method = Callable[..., Any]
 
 _lock = threading.RLock()
+
+
+class Replacement:
+    """A function in place of one of a module, a class or an object, until `undo`."""
+
+    def __init__(self, owner: Any, name: str, function: Any) -> None:
+        self._owner = owner
+        self._name = name
+        self._function = function
+        self._own = vars(owner).get(name)  # None if a class lends it
+        setattr(owner, name, function)
+
+    def undo(self) -> bool:
+        """Put the original back; False if other code has replaced ours, which stays below it."""
+        if vars(self._owner).get(self._name) is not self._function:
+            return False
+        if self._own is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
+        return True
 
 
 class Patch:
@@ -31,8 +54,8 @@ class Patch:
 
     target: `module:Class.method` or `module:function`. The module is not imported because of it.
 
-    If other code has replaced the function on top of ours, it cannot be restored. The replacement
-    then stays below theirs, so it must pass every call on to the original unless `is_active`.
+    Where other code has wrapped our function, it stays: so it must pass every call on to the
+    original unless `is_active`.
     """
 
     def __init__(self, target: str, wrap: Callable[[Method, Patch], Method]) -> None:
@@ -40,9 +63,7 @@ class Patch:
         self.module, _, self._path = target.partition(":")
         self.is_active = False
         self._wrap = wrap
-        self._owner: Any = None
-        self._original: Any = None
-        self._replacement: Any = None
+        self._replacement: Replacement | None = None
         self._is_absent = False
 
     def __str__(self) -> str:
@@ -63,47 +84,37 @@ class Patch:
             _patches[self.target] = self
             self.is_active = True
             module = sys.modules.get(self.module)
-            # another thread may be importing it
-            is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
-            if module is None or not self.install_in(module, is_whole=is_whole):
+            # another thread may be importing it: the next session installs the patch then
+            if module is None or getattr(module.__spec__, "_initializing", False):
                 _import_watch.wait_for(self)
+            else:
+                self.install_in(module)
 
-    def install_in(self, module: ModuleType, *, is_whole: bool) -> bool:
-        """Replace the function in its module; False if a later part may define it."""
+    def install_in(self, module: ModuleType) -> None:
+        """Replace the function in its module."""
         if self._replacement is not None or self._is_absent:
-            return True
+            return
         *outer, name = self._path.split(".")
         try:
             owner: Any = functools.reduce(getattr, outer, module)
             found = inspect.getattr_static(owner, name)
         except AttributeError as error:
-            if is_whole:
-                self._is_absent = True
-                logger.warning(
-                    "agentkv: cannot follow %s (%s); the program is not affected", self, error
-                )
-            return is_whole
+            self._is_absent = True
+            logger.warning("agentkv: cannot follow %s (%s); all else is as before", self, error)
+            return
         if isinstance(found, classmethod | staticmethod):
-            self._replacement = type(found)(self._wrap(found.__func__, self))
+            ours: Any = type(found)(self._wrap(found.__func__, self))
         else:
-            self._replacement = self._wrap(found, self)
-        self._owner, self._original = owner, vars(owner).get(name)
-        setattr(owner, name, self._replacement)
-        return True
+            ours = self._wrap(found, self)
+        self._replacement = Replacement(owner, name, ours)
 
     def remove(self) -> None:
         """Restore the original, or deactivate the replacement where that is not possible."""
         with _lock:
             self.is_active = False
             _import_watch.forget(self)
-            name = self._path.rpartition(".")[2]
-            if self._owner is None or vars(self._owner).get(name) is not self._replacement:
-                return
-            if self._original is None:  # the class inherits it
-                delattr(self._owner, name)
-            else:
-                setattr(self._owner, name, self._original)
-            self._owner = self._original = self._replacement = None
+            if self._replacement is not None and self._replacement.undo():
+                self._replacement = None
 
 
 _patches: dict[str, Patch] = {}
@@ -125,6 +136,34 @@ def uninstrument() -> None:
     """
     for patch in list(_patches.values()):
         patch.remove()
+
+
+_has_logged_failure = False
+
+
+def log_failure(what: str) -> None:
+    """Log the exception being handled, once per process: ours must not break the agent."""
+    global _has_logged_failure
+    if not _has_logged_failure:
+        _has_logged_failure = True
+        logger.exception("agentkv %s; the agent is not affected", what)
+
+
+def harmless(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Decorate a function of ours: its errors are logged as `what`, and it returns None then."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                log_failure(what)
+                return None
+
+        return guarded
+
+    return decorate
 
 
 class _ImportWatch(MetaPathFinder):
@@ -170,24 +209,12 @@ class _ImportWatch(MetaPathFinder):
                 loader.exec_module = exec_module
         return spec
 
+    @harmless("cannot follow a module")
     def _install_in(self, module: ModuleType) -> None:
-        try:
-            with _lock:
-                for patch in [each for each in self._waiting if each.module == module.__name__]:
-                    self.forget(patch)
-                    patch.install_in(module, is_whole=True)
-        except Exception:
-            log_failure(f"cannot follow {module}")
+        with _lock:
+            for patch in [each for each in self._waiting if each.module == module.__name__]:
+                self.forget(patch)
+                patch.install_in(module)
 
 
 _import_watch = _ImportWatch()
-
-_has_logged_failure = False
-
-
-def log_failure(what: str) -> None:
-    """Log the exception being handled, once per process: ours must not break the agent."""
-    global _has_logged_failure
-    if not _has_logged_failure:
-        _has_logged_failure = True
-        logger.exception("agentkv %s; the agent is not affected", what)

@@ -6,20 +6,31 @@ that but a session with `on_missing_server="raise"`.
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from agentkv.client import delivery
-from agentkv.client.calls import connections, job_path, root_of, send_request, without_password
+from agentkv.client.job import Job
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import WIRE_VERSION
 from agentkv.visible import visible
 
+if TYPE_CHECKING:
+    import httpx
+
 logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 3.0
 
 
 class Server:
@@ -27,11 +38,10 @@ class Server:
 
     def __init__(self, root_url: str) -> None:
         self.root_url = root_url
-        self.has_plugin = False
+        self.has_plugin: bool | None = None
+        """None: it has not said so far."""
         self.missing: str | None = None
         """Why it takes no reports, as last heard."""
-        self.is_final = False
-        """It has none, and will have none."""
         self._lock = threading.Lock()
         self._warned: set[str] = set()
 
@@ -42,37 +52,36 @@ class Server:
         or refused the key.
         """
         with self._lock:
-            if self.has_plugin or (self.is_final and not again):
+            if self.has_plugin or (self.has_plugin is False and not again):
                 return
             try:
                 info = get_info()
             except AgentKVServerError as error:
-                self._note_missing(f"no agentkv plugin found at {self.root_url} ({error})")
-                # such an error says nothing about the plugin: server down, busy, or the key expired
-                self.is_final = not (isinstance(error, NoAnswerError) or _says_nothing(error))
-                if not self.is_final:
+                self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
+                if _may_have_plugin(error):
                     raise
+                self.has_plugin = False
                 return
             version = info.get("wire_version") if isinstance(info, dict) else None
             self.has_plugin = version == WIRE_VERSION
-            self.is_final = not self.has_plugin
-            self._note_missing(
-                f"the server at {self.root_url} speaks agentkv wire version {version!r}, "
-                f"this client {WIRE_VERSION}"
-            )
-
-    def _note_missing(self, reason: str) -> None:
-        self.missing = None if self.has_plugin else without_password(reason)
+            self.missing = None
+            if not self.has_plugin:
+                text = f"speaks agentkv wire version {version!r}, this client {WIRE_VERSION}"
+                self.missing = f"the server at {self.root_url} {text}"
 
     def warn_once(self, message: str, *values: object) -> None:
-        """Warn, once a process, in these words."""
-        level = logging.DEBUG if message in self._warned else logging.WARNING
-        self._warned.add(message)
-        logger.log(level, message, *(visible(without_password(str(value))) for value in values))
+        """Warn, once a process, in these words; no password of a URL is in them."""
+        if message not in self._warned:
+            self._warned.add(message)
+            shown = (re.sub(r"://[^/@\s]*@", "://", visible(str(value))) for value in values)
+            logger.warning(message, *shown)
 
 
-def _says_nothing(error: AgentKVServerError) -> bool:
-    return isinstance(error, StatusError) and (error.is_transient or error.status in (401, 403))
+def _may_have_plugin(error: AgentKVServerError) -> bool:
+    """True of a server that is down or busy, or whose key has expired."""
+    if isinstance(error, StatusError):
+        return error.may_pass or error.status in (401, 403)
+    return isinstance(error, NoAnswerError)
 
 
 # The process id is part of the key: a forked child must not meet a lock its parent held.
@@ -81,13 +90,8 @@ _servers: dict[tuple[int, str], Server] = {}
 
 def server_at(url: str) -> Server:
     """The server behind a URL, with or without `/v1`: the same object every time."""
-    here = os.getpid()
-    server = _servers.get((here, url))
-    if server is None:
-        root_url = root_of(url)
-        server = _servers.setdefault((here, root_url), Server(root_url))
-        _servers[here, url] = server
-    return server
+    key = os.getpid(), root_of(url)
+    return _servers.get(key) or _servers.setdefault(key, Server(key[1]))
 
 
 def forget_servers() -> None:
@@ -96,43 +100,22 @@ def forget_servers() -> None:
     delivery.forget_failures()
 
 
+@dataclass(frozen=True, eq=False)
 class Route:
     """A job's way to a server: over the httpx client of its requests, with their keys.
 
     client: None where requests go by other libraries. If it is asynchronous or closed, connections
         of our own have its TLS settings.
     headers: the keys, and what else a gateway wants.
-    on_answer: is given the server's root and its answer to the release.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        job_id: str,
-        *,
-        client: Any,
-        headers: Mapping[str, str],
-        job_headers: Mapping[str, str],
-        on_missing: str,
-        on_answer: Callable[[str, object], None],
-    ) -> None:
-        self.server = server
-        self.client = client
-        self.headers = headers
-        self._job_id = job_id
-        self._job_headers = job_headers
-        self._on_missing = on_missing
-        self._on_answer = on_answer
-
-    @property
-    def must_ask(self) -> bool:
-        """True if a request has to wait until the server was found to have the plugin."""
-        return self._on_missing == "raise" and not self.server.has_plugin
+    job: Job[Any]
+    server: Server
+    client: Any
+    headers: Mapping[str, str]
 
     def require_plugin(self) -> None:
-        """Raise AgentKVServerError if the session needs the plugin and the server lacks it."""
-        if not self.must_ask:
-            return
+        """Raise AgentKVServerError if the server lacks the plugin."""
         cause = None
         try:
             self.server.ask(self._get_info, again=True)
@@ -144,50 +127,48 @@ class Route:
 
     async def require_plugin_async(self) -> None:
         """The same for an event loop, which it does not hold up."""
-        if self.must_ask:
+        if not self.server.has_plugin:
             import anyio.to_thread  # httpx depends on it; the caller may run on trio
 
             await anyio.to_thread.run_sync(self.require_plugin)
 
-    def tell(self, action: str, body: Mapping[str, object]) -> delivery.Delivery | None:
+    def tell(self, action: str, body: Mapping[str, object]) -> threading.Event | None:
         """Post to one of the job's routes, "tool" or "release", in the background."""
-        if self.server.is_final:
+        if self.server.has_plugin is False:
+            self._note_missing()
             return None
-        post = delivery.Delivery(
-            lambda: self._deliver(action, body),
-            lambda reason: self._drop(action, reason),
+        report = delivery.Delivery(
             server=self.server.root_url,
+            send=functools.partial(self._deliver, action, body),
+            drop=functools.partial(self._drop, action),
             is_release=action == "release",
         )
-        delivery.submit(post)
-        return post
+        delivery.submit(report)
+        return report.is_done
 
     def _deliver(self, action: str, body: Mapping[str, object]) -> None:
         self.server.ask(self._get_info)
-        if self.server.has_plugin:
-            answer = self._post(action, body)
-            if action == "release":
-                self._on_answer(self.server.root_url, answer)
-        else:
-            self._warn_of_missing()
-
-    def _post(self, action: str, body: Mapping[str, object]) -> object:
+        if not self.server.has_plugin:
+            self._note_missing()
+            return
+        answer = None
         try:
-            return self._send("POST", f"{job_path(self._job_id)}/{action}", body)
+            answer = self._send("POST", f"{job_path(self.job.job_id)}/{action}", body)
         except StatusError as error:
             if error.status != 404:
                 raise
-        if action != "release":
-            return None
-        try:  # the job ended with its last step: its tokens are known all the same
-            found = self._send("GET", f"/explain?job={quote(self._job_id, safe='')}")
-            return found["jobs"][0]
-        except (AgentKVServerError, LookupError, TypeError):
-            return None
+            if (
+                action == "release"
+            ):  # it ended with its last step: its tokens are known all the same
+                with suppress(AgentKVServerError, LookupError, TypeError):
+                    query = f"job={quote(self.job.job_id, safe='')}"
+                    answer = self._send("GET", f"/explain?{query}")["jobs"][0]
+        if action == "release":
+            self.job.note_answer(self.server.root_url, answer)
 
     def _drop(self, action: str, reason: object) -> None:
         if not self.server.has_plugin:
-            self._warn_of_missing()
+            self._note_missing()
             return
         self.server.warn_once(
             "agentkv dropped a %s for %s (%s); further drops are not reported. The agent is not "
@@ -195,8 +176,9 @@ class Route:
             *(action, self.server.root_url, reason),
         )
 
-    def _warn_of_missing(self) -> None:
-        if self._on_missing == "warn":
+    def _note_missing(self) -> None:
+        self.job.no_tokens = self.server.missing
+        if self.job.on_missing_server == "warn":
             text = "agentkv: %s. Calls go out as ever, with headers that nobody reads there."
             self.server.warn_once(text, self.server.missing)
 
@@ -206,9 +188,9 @@ class Route:
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         client = self.client
         if client is None or client.is_closed or hasattr(client, "aclose"):
-            client = connections(_tls_of(client))
+            client = connections(os.getpid(), _tls_of(client))
         url = f"{self.server.root_url}/v1/agentkv{path}"
-        headers = {**self.headers, **self._job_headers}
+        headers = {**self.headers, **self.job.routing_headers}
         return send_request(method, url, body, headers=headers, client=client)
 
 
@@ -219,3 +201,76 @@ def _tls_of(client: Any) -> Any:
     """
     pool = getattr(getattr(client, "_transport", None), "_pool", None)
     return getattr(pool, "_ssl_context", None)
+
+
+def root_of(url: str) -> str:
+    """The server's root, from either of its two URLs."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def job_path(job_id: str) -> str:
+    """The path of a job below `/v1/agentkv`."""
+    # HTTP clients fold a segment of dots alone away
+    segment = quote(job_id, safe="")
+    return f"/jobs/{segment if segment.strip('.') else segment.replace('.', '%2E')}"
+
+
+def send_request(
+    method: str,
+    url: str,
+    body: Mapping[str, object] | None,
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float = CALL_TIMEOUT_S,
+    client: Any = None,
+) -> Any:
+    """Make one request; returns the JSON of the reply, raises AgentKVServerError.
+
+    client: of httpx or httpx2; by default connections of our own. Connecting, sending and each part
+    of the reply have `timeout_s` each, the whole reply twice that.
+    """
+    client = client or connections(os.getpid())
+    content, deadline_s = bytearray(), time.monotonic() + 2 * timeout_s
+    options = {"json": body, "headers": headers, "timeout": timeout_s, "follow_redirects": True}
+    try:
+        with client.stream(method, url, **options) as reply:
+            for chunk in reply.iter_bytes():
+                content += chunk
+                if time.monotonic() > deadline_s:  # a server whose bytes trickle in
+                    raise TimeoutError(f"more than {2 * timeout_s:g} s")
+    except Exception as error:  # httpx's own, or that of a transport its owner gave it
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if "TooManyRedirects" in kinds:
+            raise AgentKVServerError(f"{url}: redirects without an end") from error
+        text = f"{url}: no answer ({type(error).__name__}: {error}): is the server running?"
+        raise NoAnswerError(text, is_late=any("Timeout" in kind for kind in kinds)) from error
+    if not reply.is_success:
+        seen = shown(reply, content)
+        raise StatusError(f"{url}: HTTP {reply.status_code} {seen}", reply.status_code)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AgentKVServerError(f"{url}: no JSON came back") from error
+
+
+def shown(reply: Any, content: bytes | bytearray) -> str:
+    """The beginning of an answer on one line, for messages; a page for browsers says nothing."""
+    if "html" in reply.headers.get("content-type", ""):
+        return "with a page for browsers"
+    return visible(bytes(content[:200]).decode(errors="replace").replace("\n", " "))
+
+
+# A forked child must neither use nor close its parent's connections. Two first calls at once cost
+# a second pool; a lock of ours could be held when a process forks.
+@functools.lru_cache(maxsize=8)
+def connections(process_id: int, tls: Any = None) -> httpx.Client:
+    """Connections of our own, one pool for each process and each `ssl.SSLContext` given."""
+    import httpx  # slow to import, and not every user of agentkv talks to a server
+
+    try:
+        return httpx.Client(verify=True if tls is None else tls)
+    except (ImportError, ValueError, httpx.InvalidURL, OSError) as error:
+        raise AgentKVServerError(
+            f"no connection can be opened ({type(error).__name__}: {error}); it is set up by the "
+            "environment: ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR"
+        ) from error

@@ -5,16 +5,17 @@ Users enter it; it makes the job, makes it current, has its requests tagged, and
 
 from __future__ import annotations
 
-import functools
 import inspect
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args
+from contextlib import AsyncContextDecorator, ContextDecorator
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, get_args
 from weakref import WeakSet
 
-from agentkv.client import clients, context, delivery
-from agentkv.client.job import Job, current_job
+from agentkv.client import context, delivery
+from agentkv.client.job import Job
 from agentkv.client.server import Route, server_at
+from agentkv.client.tagger import keys_among
 from agentkv.protocol import parse_affinity, parse_tags
 from agentkv.tracing import open_trace
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     ClientT = typing_extensions.TypeVar("ClientT", default=None)
 else:
     ClientT = TypeVar("ClientT")
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 OnMissingServer = Literal["warn", "raise", "ignore"]
 
@@ -33,16 +33,9 @@ _open_jobs: WeakSet[Job[Any]] = WeakSet()
 """Jobs whose session was never left, for example in a generator that was dropped half-way."""
 
 
-def _end(job: Job[Any], error: object = None) -> None:
-    if job.trace is not None and not job.is_over:
-        job.trace.end(error, job.ledger.summary())
-    job.end()
-    _open_jobs.discard(job)
-
-
 def _end_open_jobs() -> None:
     for job in list(_open_jobs):
-        _end(job)
+        job.end()
 
 
 delivery.before_exit.append(_end_open_jobs)
@@ -96,97 +89,90 @@ class Session(Generic[ClientT]):
                 f"session(server=): got {server!r:.80} ({type(server).__name__}), allowed is the "
                 "URL of a server, such as 'http://127.0.0.1:8000', or a client's base_url"
             )
-        self._http_client = None if client is None else clients.required_http_client(client)
+        self._http_client = None if client is None else context.http_client_of(client)
+        self._client = client
         self._tags = parse_tags(
             {"job_id": job_id, "parent_job_id": parent_job_id, "expected_turns": expected_turns}
         )
-        self._client = client
         self._server_url = None if server is None else str(server)
         self._on_missing_server = on_missing_server
         self._affinity = parse_affinity(affinity)
-        self._entered: list[Job[ClientT]] = []
+        self._entered: list[Job[Any]] = []
 
     def __enter__(self) -> Job[ClientT]:
         job, route = self._new_job()
-        if route is not None:
+        if route is not None and self._on_missing_server == "raise":
             route.require_plugin()
         return self._enter(job)
 
     async def __aenter__(self) -> Job[ClientT]:
         job, route = self._new_job()
-        if route is not None:
+        if route is not None and self._on_missing_server == "raise":
             await route.require_plugin_async()
         return self._enter(job)
 
     def __exit__(self, *exc_info: object) -> None:
-        current: Any = context.innermost()
-        while current is not None and current not in self._entered:
-            current = current.enclosing
         # None if it is left in another context than entered in, as an async generator may: any job
-        job = current or self._entered[-1]
+        job = context.innermost_of(self._entered) or self._entered[-1]
         self._entered.remove(job)
-        _end(job, exc_info[1] if exc_info else None)
+        _open_jobs.discard(job)
+        job.end(exc_info[1] if exc_info else None)
         context.leave()
         if self._http_client is not None:
-            clients.uncover(self._http_client)
+            context.uncover(self._http_client)
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+    def __call__(self, function: F) -> F:
         """Make each call of a function, sync or async, another job."""
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"session() cannot decorate the generator {function.__qualname__}: its body runs "
                 "in pieces, inside of the code that iterates it; use `with` in its body instead"
             )
+        is_async = inspect.iscoroutinefunction(function)
+        decorator: Any = AsyncContextDecorator if is_async else ContextDecorator
+        return cast(F, decorator.__call__(self, function))
 
-        @functools.wraps(function)
-        async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-            async with self:
-                return await cast(Any, function)(*args, **kwargs)
-
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return cast(Any, run_async) if inspect.iscoroutinefunction(function) else run
+    def _recreate_cm(self) -> Self:  # what those decorators enter for each call
+        return self
 
     def _new_job(self) -> tuple[Job[ClientT], Route | None]:
         """A job, and its way to its server if that is known by now."""
-        enclosing = current_job()
-        job_id = self._tags.job_id or uuid.uuid4().hex
-        parent_job_id = self._tags.parent_job_id
-        if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
-            parent_job_id = enclosing.job_id
+        enclosing = context.current_job()
         job: Job[ClientT] = Job(
-            job_id,
-            covered_client=self._http_client,
-            on_missing_server=self._on_missing_server,
+            job_id=self._tags.job_id or uuid.uuid4().hex,
+            parent_job_id=self._tags.parent_job_id,
             enclosing=enclosing,
-            parent_job_id=parent_job_id,
-            expected_turns=self._tags.expected_turns,
+            covered_client=self._http_client,
             server_url=self._server_url,
+            on_missing_server=self._on_missing_server,
+            expected_turns=self._tags.expected_turns,
             affinity=self._affinity,
         )
+        if job.parent_job_id is None and enclosing and enclosing.job_id != job.job_id:
+            job.parent_job_id = enclosing.job_id
         url = self._server_url or str(getattr(self._client, "base_url", ""))
         # a key that the SDK asks somebody for comes with the first request
         if not url or getattr(self._client, "_api_key_provider", None) is not None:
             return job, None
-        route = job.route_to(server_at(url), self._http_client, clients.keys_of(self._client))
+        client: Any = self._client
+        headers = getattr(client, "default_headers", None) or getattr(client, "headers", None)
+        route = Route(job, server_at(url), self._http_client, keys_among(headers or {}))
         if self._server_url is not None:
             job.listeners[route.server] = route
         return job, route
 
-    def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
-        job.client = clients.bound(self._client, job)
+    def _enter(self, job: Job[Any]) -> Job[ClientT]:
+        for patch in context.THREAD_PATCHES:
+            patch.install()
         if self._http_client is None:
+            job.client = None
             instrument()
         else:
-            clients.cover(self._http_client)
-            for patch in context.THREAD_PATCHES:
-                patch.install()
+            job.client = context.bound(self._client, job)
+            context.cover(self._http_client)
         self._entered.append(job)
         _open_jobs.add(job)
         delivery.flush_when_process_ends()
@@ -204,5 +190,5 @@ def instrument() -> None:
     `session()` without a client does it, `agentkv.instrument()` adds the frameworks. A second call
     does nothing.
     """
-    for patch in (*clients.PATCHES, *context.THREAD_PATCHES):
+    for patch in (*context.HTTP_PATCHES, *context.THREAD_PATCHES):
         patch.install()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from agentkv.client.calls import CALL_TIMEOUT_S, job_path, root_of, send_request
+from agentkv.client.server import CALL_TIMEOUT_S, job_path, root_of, send_request
 from agentkv.errors import AgentKVServerError, StatusError
 from agentkv.protocol import ToolEvent
 

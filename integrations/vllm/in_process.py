@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from agentkv.client.job import Job, job_covering
-from agentkv.client.ledger import TaggedTurn
+from agentkv.client.context import job_covering
+from agentkv.client.job import Job, Turn
 from agentkv.client.patches import Method, Patch, log_failure
 from agentkv.errors import AgentKVServerError
-from agentkv.tracing import RequestShape, Span
+from agentkv.tracing import RequestShape
 
 from .api.engine_client import UTILITY_METHOD, ask_engines
 from .server_policy import policy_of
@@ -97,7 +97,7 @@ class EngineListener:
 
     def __init__(self, job: Job[Any], engine: Engine) -> None:
         self._job_id = job.job_id
-        self._note = functools.partial(job.ledger.note_answer, "an engine in this process")
+        self._note = functools.partial(job.note_answer, "an engine in this process")
         self._engine = engine
 
     def tell(self, action: str, body: Mapping[str, object]) -> None:
@@ -115,23 +115,19 @@ class EngineCall:
         self.engine = engine
         self.params = params
         self._job = job
-        self._turn: TaggedTurn | None = None
-        self._span: Span | None = None
+        self._turn: Turn | None = None
 
     def begin(self) -> None:
         """Open the turn, and tag the sampling parameters of an engine that reads the tags."""
         job, engine = self._job, self.engine
         if not engine.has_plugin:
             engine.note_missing(job.on_missing_server)
-        self._turn = job.ledger.begin()
-        if job.trace is not None:
-            shape = RequestShape("text_completion", engine.model, "", engine.has_plugin)
-            self._span = job.trace.turn(self._turn.number, shape)
-            if self._span is not None:
-                self._span.leave()
+        shape = RequestShape("text_completion", engine.model, "", engine.has_plugin)
+        self._turn = job.begin_turn(describe=lambda: shape)
+        self._turn.leave()
         if engine.has_plugin:
             # flags as the numbers that vLLM's own requests have there
-            tags = job.tags(self._turn).as_fields().items()
+            tags = self._turn.tags().as_fields().items()
             fields = {name: int(v) if isinstance(v, bool) else v for name, v in tags}
             self.params = copy.copy(self.params)
             self.params.extra_args = {**(self.params.extra_args or {}), **fields}
@@ -140,25 +136,13 @@ class EngineCall:
     def took(self, output: Any) -> None:
         """Close the turn with a request's last output, unless that says that it was aborted."""
         reasons = {completion.finish_reason for completion in output.outputs}
-        if output.finished and "abort" not in reasons:
-            self._close(None)
+        if output.finished and "abort" not in reasons and self._turn is not None:
+            self._turn.end()
 
     def left(self) -> None:
         """Nobody takes another output: without a last one the turn has no answer."""
-        self._close("aborted")
-
-    def _close(self, error: str | None) -> None:
-        turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        if error is None:
-            self._job.ledger.finish(turn)
-        else:
-            self._job.ledger.fail(turn)
-        if self._span is not None:
-            self._span.end(error)
-        if error is None and self._job.is_over:  # this turn was pinned after the job's release
-            self._job.release()
+        if self._turn is not None:
+            self._turn.end("aborted")
 
 
 _engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()

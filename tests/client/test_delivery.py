@@ -34,7 +34,7 @@ class Inbox:
 
 def post(sender: Sender, *inboxes: Inbox, server: str = "a", is_release: bool = False) -> None:
     for inbox in inboxes:
-        sender.submit(Delivery(inbox.call, inbox.drop, server=server, is_release=is_release))
+        sender.submit(Delivery(server, inbox.call, inbox.drop, is_release=is_release))
 
 
 def calls(sender: Sender, *inboxes: Inbox) -> list[int]:
@@ -119,7 +119,6 @@ def test_a_full_queue_has_room_for_releases() -> None:
 def test_without_a_free_thread_deliveries_wait_for_one(
     has_next: bool,
     no_free_thread: Callable[[], AbstractContextManager[None]],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing is raised or lost: the next delivery starts the thread, and a flush delivers."""
     sender = Sender()
@@ -132,8 +131,6 @@ def test_without_a_free_thread_deliveries_wait_for_one(
         post(sender, inboxes[2])
     assert sender.flush(timeout_s=20)
     assert [inbox.num_calls for inbox in inboxes] == [1, 1, int(has_next)]
-    (record,) = caplog.records
-    assert "no free thread" in record.getMessage()
 
 
 def test_the_queue_of_another_library_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

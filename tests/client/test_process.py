@@ -155,7 +155,7 @@ SENDING = """
 import sys, threading, time{imports}
 from agentkv.client import delivery
 def report(call):
-    delivery.submit(delivery.Delivery(call, print, server="http://slow"))
+    delivery.submit(delivery.Delivery("http://slow", call, print))
 """
 
 

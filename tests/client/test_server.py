@@ -17,8 +17,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
-from agentkv.client import calls
 from agentkv.client.context import job_made_current
+from agentkv.client.server import connections
 from agentkv.protocol import ToolEvent
 from tests.scripted_apis import ScriptedServer
 
@@ -303,7 +303,7 @@ def test_an_odd_proxy_in_the_environment_costs_only_the_reports(
 ) -> None:
     """Connections of our own use the environment; if that is wrong, one warning says so."""
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "_clients", {})  # no connection is open yet
+        connections.cache_clear()  # no connection is open yet
         patch.setenv("ALL_PROXY", proxy)
         with agentkv.session(server=server.root_url) as job, job.tool("ls"):
             pass

@@ -453,7 +453,7 @@ async def test_a_failure_of_ours_leaves_the_request_untouched(
     monkeypatch.setattr("agentkv.client.patches._has_logged_failure", False)
     for chosen in (client, async_client):
         with agentkv.session(chosen) as job, monkeypatch.context() as broken:
-            broken.setattr(job, "tags", None)
+            broken.setattr(job, "begin_turn", None)
             await resolved(ask(job.client))
     with agentkv.session(), httpx.Client() as http_client, pytest.raises(TypeError):
         http_client.send()  # type: ignore[call-arg]
