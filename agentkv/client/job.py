@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from agentkv.client.patches import harmless
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count, routing_headers
@@ -112,7 +112,7 @@ class Job(Generic[ClientT]):
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.client: ClientT
+        self.client: ClientT = cast(Any, None)
         self.listeners: dict[Hashable, Listener] = {}
         self.trace: JobTrace | None = None
         self.routing_headers = routing_headers(self.job_id, self.affinity)

@@ -5,6 +5,7 @@ Users enter it; it makes the job, makes it current, has its requests tagged, and
 
 from __future__ import annotations
 
+import functools
 import inspect
 import uuid
 from collections.abc import Callable
@@ -94,20 +95,27 @@ class Session(Generic[ClientT]):
         self._tags = parse_tags(
             {"job_id": job_id, "parent_job_id": parent_job_id, "expected_turns": expected_turns}
         )
-        self._server_url = None if server is None else str(server)
-        self._on_missing_server = on_missing_server
-        self._affinity = parse_affinity(affinity)
+        self._new_job = functools.partial(
+            Job,
+            covered_client=self._http_client,
+            server_url=None if server is None else str(server),
+            on_missing_server=on_missing_server,
+            expected_turns=self._tags.expected_turns,
+            affinity=parse_affinity(affinity),
+        )
         self._entered: list[Job[Any]] = []
 
     def __enter__(self) -> Job[ClientT]:
-        job, route = self._new_job()
-        if route is not None and self._on_missing_server == "raise":
+        job = self._job()
+        route = self._route(job)
+        if route is not None and job.on_missing_server == "raise":
             route.require_plugin()
         return self._enter(job)
 
     async def __aenter__(self) -> Job[ClientT]:
-        job, route = self._new_job()
-        if route is not None and self._on_missing_server == "raise":
+        job = self._job()
+        route = self._route(job)
+        if route is not None and job.on_missing_server == "raise":
             await route.require_plugin_async()
         return self._enter(job)
 
@@ -138,41 +146,35 @@ class Session(Generic[ClientT]):
     def _recreate_cm(self) -> Self:  # what those decorators enter for each call
         return self
 
-    def _new_job(self) -> tuple[Job[ClientT], Route | None]:
-        """A job, and its way to its server if that is known by now."""
+    def _job(self) -> Job[ClientT]:
         enclosing = context.current_job()
-        job: Job[ClientT] = Job(
-            job_id=self._tags.job_id or uuid.uuid4().hex,
-            parent_job_id=self._tags.parent_job_id,
-            enclosing=enclosing,
-            covered_client=self._http_client,
-            server_url=self._server_url,
-            on_missing_server=self._on_missing_server,
-            expected_turns=self._tags.expected_turns,
-            affinity=self._affinity,
-        )
-        if job.parent_job_id is None and enclosing and enclosing.job_id != job.job_id:
-            job.parent_job_id = enclosing.job_id
-        url = self._server_url or str(getattr(self._client, "base_url", ""))
-        # a key that the SDK asks somebody for comes with the first request
-        if not url or getattr(self._client, "_api_key_provider", None) is not None:
-            return job, None
+        job_id = self._tags.job_id or uuid.uuid4().hex
+        parent_job_id = self._tags.parent_job_id
+        if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
+            parent_job_id = enclosing.job_id
+        return self._new_job(job_id, parent_job_id, enclosing)
+
+    def _route(self, job: Job[ClientT]) -> Route | None:
+        """The job's way to its server, if that is known by now."""
         client: Any = self._client
+        url = job.server_url or str(getattr(client, "base_url", ""))
+        # a key that the SDK asks somebody for comes with the first request
+        if not url or getattr(client, "_api_key_provider", None) is not None:
+            return None
         headers = getattr(client, "default_headers", None) or getattr(client, "headers", None)
         route = Route(job, server_at(url), self._http_client, keys_among(headers or {}))
-        if self._server_url is not None:
+        if job.server_url is not None:
             job.listeners[route.server] = route
-        return job, route
+        return route
 
-    def _enter(self, job: Job[Any]) -> Job[ClientT]:
-        for patch in context.THREAD_PATCHES:
-            patch.install()
+    def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
         if self._http_client is None:
-            job.client = None
             instrument()
         else:
             job.client = context.bound(self._client, job)
             context.cover(self._http_client)
+            for patch in context.THREAD_PATCHES:
+                patch.install()
         self._entered.append(job)
         _open_jobs.add(job)
         delivery.flush_when_process_ends()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentkv.client.job import Job, Turn
-from agentkv.client.patches import Method, harmless
+from agentkv.client.patches import Method, harmless, log_failure
 from agentkv.client.server import Route, server_at
 from agentkv.protocol import OUR_HEADERS, SESSION_HEADER
 from agentkv.protocol.foreign import READ_HEADERS, fields_from_headers
@@ -68,15 +68,18 @@ def tagging(send: Method, find_job: FindJob, *, is_async: bool) -> Method:
     return tagged_send_async if is_async else tagged_send
 
 
-@harmless("could not read a request, which goes out untouched")
 def tagged(job: Job[Any] | None, client: Any, request: Any) -> TaggedRequest | None:
     """The turn that a request becomes; None if it is none, or names a job by itself."""
-    if job is None or request.method != "POST":
+    if job is None:
         return None
-    found = _MODEL_URL.fullmatch(str(request.url).partition("?")[0])
-    if found is None or _names_a_job(job, request):
+    try:
+        found = _MODEL_URL.fullmatch(str(request.url).partition("?")[0])
+        if request.method != "POST" or found is None or _names_a_job(job, request):
+            return None
+        return TaggedRequest(job, client, request, found[1])
+    except Exception:
+        log_failure("could not read a request, which goes out untouched")
         return None
-    return TaggedRequest(job, client, request, found[1])
 
 
 class TaggedRequest:
@@ -99,22 +102,18 @@ class TaggedRequest:
         return Route(self._job, server_at(self._root_url), self._client, keys)
 
     def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._end(error)
-
-    @harmless("could not tag a request, which goes out untouched")
-    def _begin(self) -> None:
         """Open the turn, and put its tags into the headers until the request was sent."""
         request = self._request
-        key = str(request.url), hash(_content_of(request))
-        self._turn = self._job.begin_turn(key, self._describe)
-        request.headers = request.headers.copy()
-        request.headers.update(self._turn.headers())
+        try:
+            key = str(request.url), hash(_content_of(request))
+            self._turn = self._job.begin_turn(key, self._describe)
+            request.headers = request.headers.copy()
+            request.headers.update(self._turn.headers())
+        except Exception:
+            log_failure("could not tag a request, which goes out untouched")
 
     @harmless("could not end a turn")
-    def _end(self, error: BaseException | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the turn: with an exception, with the reply, or when its stream is closed."""
         response, self.response = self.response, None  # or it would never be dropped
         route = self.route()  # the keys that httpx has added while it sent are the reports', too
