@@ -60,6 +60,9 @@ class Sender:
         self.num_unsent = 0
         self.silent_until_s: dict[str, float] = {}
         """Servers whose last call had no answer, and when they are called again."""
+        self.flushes_at_exit = False
+        self.exit_by_s: float | None = None
+        """When the end of the process waits no longer."""
         self._thread: threading.Thread | None = None
 
     def submit(self, delivery: Delivery) -> None:
@@ -153,16 +156,12 @@ class Sender:
 _sender = Sender()
 before_exit: list[Callable[[], None]] = []
 """Called when a process ends, before its last flush."""
-_registered_in: int | None = None
-"""The process that flushes when it ends."""
-_exit_by_s: float | None = None
-"""When the end of the process waits no longer."""
 
 
 def _begin_empty() -> None:
     """A forked child has neither its parent's thread nor what that has to send."""
-    global _sender, _exit_by_s
-    _sender, _exit_by_s = Sender(), None
+    global _sender
+    _sender = Sender()
 
 
 if hasattr(os, "register_at_fork"):
@@ -171,7 +170,6 @@ if hasattr(os, "register_at_fork"):
 
 def submit(delivery: Delivery) -> None:
     """Have a call made in the background; never waits."""
-    flush_when_process_ends()
     _sender.submit(delivery)
 
 
@@ -187,10 +185,9 @@ def forget_failures() -> None:
 
 def flush_when_process_ends() -> None:
     """Register the flush at exit, however this process was started."""
-    global _registered_in
-    if _registered_in == os.getpid():
+    if _sender.flushes_at_exit:
         return
-    _registered_in = os.getpid()
+    _sender.flushes_at_exit = True
     atexit.unregister(flush_at_exit)  # a forked child has inherited its parent's
     atexit.register(flush_at_exit)
     workers: Any = sys.modules.get("multiprocessing.util")
@@ -201,11 +198,10 @@ def flush_when_process_ends() -> None:
 def flush_at_exit() -> None:
     """End what is open in a process that ends, and wait for its reports; all who call this wait
     EXIT_S together."""
-    global _exit_by_s
     for end in before_exit:
         end()
-    _exit_by_s = _exit_by_s or time.monotonic() + EXIT_S
-    if not flush(_exit_by_s - time.monotonic()) and _sender.num_unsent:
+    _sender.exit_by_s = _sender.exit_by_s or time.monotonic() + EXIT_S
+    if not flush(_sender.exit_by_s - time.monotonic()) and _sender.num_unsent:
         logger.warning(
             "agentkv: the process ends before %d reports were sent; agentkv.flush(timeout_s) waits "
             "for them. The server frees a job by itself.",

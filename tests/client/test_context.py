@@ -30,36 +30,45 @@ class Looker(threading.Thread):
         self.seen = current_id()
 
 
-def seen_in(thread: threading.Thread) -> Any:
+def run(thread: threading.Thread) -> Any:
     thread.start()
     thread.join()
     return getattr(thread, "seen", None)
 
 
 def test_a_thread_is_in_the_job_it_was_started_in() -> None:
-    """A thread takes the innermost open session along, also if it has its own run method."""
-    assert seen_in(Looker()) is None
+    """A thread takes the innermost open session along; one opened in it has that one as parent."""
+    assert run(Looker()) is None
+    parents: list[str | None] = []
+
+    def sub_agent() -> None:
+        with agentkv.session() as job:
+            parents.append(job.parent_job_id)
+
     with agentkv.session(job_id="a"):
-        assert seen_in(Looker()) == "a"
+        assert run(Looker()) == "a"
         with agentkv.session(job_id="b"):
-            assert seen_in(Looker()) == "b"
-        assert seen_in(Looker()) == "a"
-    assert seen_in(Looker()) is None
+            assert run(Looker()) == "b"
+            run(threading.Thread(target=sub_agent))
+        assert run(Looker()) == "a"
+    assert run(Looker()) is None
+    assert parents == ["b"]
 
 
-def test_every_way_to_start_a_thread_carries_the_job() -> None:
-    """Targets, timers and a run method set on the object, which stays there, are in the job."""
-    seen: list[str | None] = []
+def test_every_way_to_start_a_thread_carries_the_job_alone() -> None:
+    """Targets, timers and a run method set on the object, which stays there; but not the rest of
+    the context, such as the precision of decimal."""
+    seen: list[tuple[str | None, int]] = []
 
     def look() -> None:
-        seen.append(current_id())
+        seen.append((current_id(), getcontext().prec))
 
     with_own_run = threading.Thread()
     with_own_run.run = look  # type: ignore[method-assign]
-    with agentkv.session(job_id="a"):
+    with agentkv.session(job_id="a"), localcontext(prec=5):
         for thread in (threading.Thread(target=look), threading.Timer(0, look), with_own_run):
-            seen_in(thread)
-    assert seen == ["a"] * 3
+            run(thread)
+    assert seen == [("a", 28)] * 3
     assert vars(with_own_run)["run"] is look
 
 
@@ -91,21 +100,9 @@ def test_a_thread_is_in_no_job_outside_of_the_session(starts_inside: bool) -> No
     assert seen == [None]
 
 
-def test_a_session_entered_in_a_thread_has_the_starters_job_as_parent() -> None:
-    """A sub-agent in a thread is nested in the agent that started the thread."""
-    parents: list[str | None] = []
-
-    def sub_agent() -> None:
-        with agentkv.session() as job:
-            parents.append(job.parent_job_id)
-
-    with agentkv.session(job_id="agent"):
-        seen_in(threading.Thread(target=sub_agent))
-    assert parents == ["agent"]
-
-
 def test_work_for_a_pool_is_in_the_job_that_submitted_it() -> None:
-    """The job in which the pool's thread happened to start does not matter, also for outsiders."""
+    """The job in which the pool's thread happened to start does not matter, also for outsiders;
+    arguments named like ours, results and errors pass."""
     is_started, seen = threading.Event(), []
 
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -119,28 +116,15 @@ def test_work_for_a_pool_is_in_the_job_that_submitted_it() -> None:
         with agentkv.session(job_id="a"):
             assert pool.submit(current_id).result() == "a"
             assert list(pool.map(lambda _: current_id(), range(2))) == ["a", "a"]
+            assert pool.submit(dict, fn=1, job=2).result() == {"fn": 1, "job": 2}
+            with pytest.raises(ZeroDivisionError):
+                pool.submit(divmod, 1, 0).result()
             is_started.set()
             thread.join()
         assert pool.submit(current_id).result() is None
         with agentkv.session(job_id="b"):
             assert pool.submit(current_id).result() == "b"
     assert seen == [None]
-
-
-def test_arguments_results_and_errors_of_a_pools_work_pass_through() -> None:
-    """Submitted work gets its own arguments, also those named like ours, and its errors pass."""
-    with agentkv.session(), ThreadPoolExecutor() as pool:
-        assert pool.submit(dict, fn=1, job=2).result() == {"fn": 1, "job": 2}
-        with pytest.raises(ZeroDivisionError):
-            pool.submit(divmod, 1, 0).result()
-
-
-def test_the_rest_of_the_context_is_not_carried_over() -> None:
-    """A thread begins with decimal's default precision, as without agentkv."""
-    precisions: list[int] = []
-    with agentkv.session(), localcontext(prec=5):
-        seen_in(threading.Thread(target=lambda: precisions.append(getcontext().prec)))
-    assert precisions == [28]
 
 
 def test_a_start_that_fails_leaves_the_thread_as_it_was(
@@ -154,10 +138,10 @@ def test_a_start_that_fails_leaves_the_thread_as_it_was(
             thread.start()
         assert vars(thread) == before
         if sys.version_info < (3, 13):
-            assert seen_in(thread) == "a"
+            assert run(thread) == "a"
             with pytest.raises(RuntimeError, match="once"):
                 thread.start()
-    assert "run" not in vars(thread)
+    assert not {"run", "_bootstrap_inner"} & vars(thread).keys()
 
 
 @pytest.mark.asyncio

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
@@ -113,24 +112,6 @@ def test_a_full_queue_has_room_for_releases() -> None:
     assert [inbox.num_calls for inbox in (*tools, release)] == [0, 1, 0, 1]
     assert [len(inbox.dropped_for) for inbox in tools] == [1, 0, 1]
     assert sender.num_unsent == 0
-
-
-@pytest.mark.parametrize("has_next", [True, False], ids=["another delivery", "a flush"])
-def test_without_a_free_thread_deliveries_wait_for_one(
-    has_next: bool,
-    no_free_thread: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Nothing is raised or lost: the next delivery starts the thread, and a flush delivers."""
-    sender = Sender()
-    inboxes = [Inbox() for _ in range(3)]
-    with no_free_thread():
-        post(sender, *inboxes[:2])
-        if not has_next:
-            assert sender.flush(timeout_s=20)
-    if has_next:
-        post(sender, inboxes[2])
-    assert sender.flush(timeout_s=20)
-    assert [inbox.num_calls for inbox in inboxes] == [1, 1, int(has_next)]
 
 
 def test_the_queue_of_another_library_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,7 @@ FAULTS = [
     Fault("a router answers our routes with HTML", ours="html"),
     Fault("a router answers all with HTML", "html", "html", expected=("str",) * 3),
     Fault("our routes redirect for ever", ours="redirect"),
+    Fault("a server redirects all for ever", "redirect", "redirect", expected=NO_CONNECTION),
     Fault("our routes drip", ours="drip"),
     Fault("our routes never answer", ours="hang"),
     Fault("our routes never answer an event loop", ours="hang", kind="asyncio"),

@@ -1,4 +1,4 @@
-"""Tools: timed, reported to the server when they start and end, and carried by the next turn."""
+"""A job: its turns' numbers, its tools, reported and carried by the next turn, and its totals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 import agentkv
+from agentkv.client.job import Job
 from agentkv.protocol import parse_tags, parse_tool_event
 from tests.scripted_apis import ScriptedServer
 
@@ -99,6 +100,86 @@ def test_a_wrong_argument_of_tool_is_refused(call: Any) -> None:
     """job.tool() raises TypeError before the tool runs, and says what is allowed."""
     with agentkv.session() as job, pytest.raises(TypeError, match="parse_tool_calls"):
         job.tool(call)
+
+
+def test_the_next_request_takes_over_from_a_failed_turn() -> None:
+    """It carries the number, the tool and the last step, so that the server sees a retry."""
+    job: Job[None] = Job("job")
+    job.end_tool("pytest", 7.0)
+    job.last_step()
+    job.begin_turn().end("failed")
+    turn = job.begin_turn()
+    assert (turn.number, turn.is_last_step, turn.last_tool) == (1, True, (7.0, "pytest"))
+
+
+def test_the_number_of_a_failed_turn_is_for_its_retry_alone() -> None:
+    """Whether another turn begins before or after it fails; it counts no more for the limit."""
+    job: Job[None] = Job("job")
+    job.limit_turns(3)
+    first = job.begin_turn("one")
+    first.end(500)
+    second, third = job.begin_turn("two"), job.begin_turn("three")
+    second.end(500)
+    retries = [job.begin_turn(request) for request in ("one", "two", "one")]
+    assert [turn.number for turn in (first, second, third, *retries)] == [1, 2, 3, 1, 2, 4]
+    assert [turn.is_last_step for turn in (third, *retries)] == [False, False, True, False]
+
+
+def test_the_longest_tool_is_carried_by_the_next_turn_alone() -> None:
+    """Of several tools the longest decides how long the pin had to last; it is sent once."""
+    job: Job[None] = Job("job")
+    for text, duration_s in (("ls", 0.1), ("make", 9.0), ("cat x", 0.2)):
+        job.end_tool(text, duration_s)
+    assert [job.begin_turn().last_tool for _ in range(2)] == [(9.0, "make"), None]
+    assert job.summary().tool_s == pytest.approx(9.3)
+
+
+def answer(*, diverged: int = 0, expected: int = 0) -> dict[str, Any]:
+    """What a server says of a job when it is released."""
+    return {
+        "tokens": {
+            **{"prompt_tokens": 2000, "hit_tokens": 800, "output_tokens": 50},
+            **{"later_prompt_tokens": 1000, "later_hit_tokens": 750},
+            **{"expected_tokens": expected, "recomputed_tokens": {"diverged": diverged}},
+        },
+    }
+
+
+def test_the_summary_adds_up_and_prints() -> None:
+    """Turns and times are the client's, tokens those of all servers; or a line says why not."""
+    times_s = iter((0.0, 1.5, 1.5, 2.5))
+    job: Job[None] = Job("job", clock=lambda: next(times_s))
+    for _ in range(2):
+        job.begin_turn().end()
+    for said in (None, 7, [], {}, {"tokens": 1}, {"tokens": {}}):
+        job.note_answer("http://a", said)
+    job.no_tokens = "gone"
+    assert job.summary().hit_rate is None
+    assert str(job.summary()).splitlines() == [
+        "job        job",
+        "turns      2",
+        "LLM time   2.50 s",
+        "tool time  0.00 s (0 calls)",
+        "tokens     not known: gone",
+    ]
+    for server in ("http://a", "http://b", "http://a"):
+        job.note_answer(server, answer())
+    assert job.summary().hit_rate == 0.75
+    assert str(job.summary()).splitlines()[4:] == [
+        "prompt tokens  4,000",
+        "cached tokens  1,600",
+        "output tokens  100",
+        "later turns    75% of their prompts came from the cache",
+    ]
+
+
+def test_prompts_that_diverge_are_hinted_at_once_a_job(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, and only if more than half of what was expected, and not little, was lost."""
+    job: Job[None] = Job("job")
+    for diverged, expected in ((100, 150), (1000, 2000), (1001, 2000), (5000, 6000)):
+        job.note_answer("http://a", answer(diverged=diverged, expected=expected))
+    (record,) = caplog.records
+    assert "1001 of the 2000 tokens" in record.getMessage()
 
 
 def test_an_agent_as_in_the_readme(client: OpenAI) -> None:

@@ -154,6 +154,7 @@ def test_sessions_that_are_not_left_are_released_at_the_end(server: ScriptedServ
 SENDING = """
 import sys, threading, time{imports}
 from agentkv.client import delivery
+delivery.flush_when_process_ends()
 def report(call):
     delivery.submit(delivery.Delivery("http://slow", call, print))
 """
