@@ -8,12 +8,14 @@ import gc
 import importlib
 import inspect
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +27,9 @@ from openai import AsyncOpenAI, OpenAI
 import agentkv
 from agentkv.protocol import TAG_FIELDS, parse_header_tags
 from tests.scripted_apis import ScriptedReply, ScriptedServer
+
+# Below the SDK's next major is the next major of its HTTP client, under another name.
+HTTP: Any = importlib.import_module("httpx2" if openai.__version__ >= "3" else "httpx")
 
 TEXT = '{"word": "two"}'
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
@@ -436,6 +441,30 @@ async def test_a_failure_of_ours_leaves_the_request_untouched(
     assert [turn.tags for turn in server.turns] == [{}, {}]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "could not tag a request" in caplog.text
+
+
+@pytest.mark.parametrize("has_client", [True, False], ids=["own client", "any client"])
+def test_a_call_passes_four_files_before_the_network(has_client: bool) -> None:
+    """tagger, context, job and protocol: who reads them knows what happens to a call."""
+    files: set[str] = set()
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        files.add(frame.f_code.co_filename)
+
+    def answer(request: Any) -> Any:
+        sys.setprofile(None)
+        return HTTP.Response(400)
+
+    http_client = HTTP.Client(transport=HTTP.MockTransport(answer))
+    client = OpenAI(base_url="http://a/v1", api_key="k", max_retries=0, http_client=http_client)
+    with agentkv.session(client if has_client else None, on_missing_server="ignore") as job:
+        sys.setprofile(note)
+        with pytest.raises(openai.BadRequestError):
+            ask(job.client or client)
+    ours = str(Path(agentkv.__file__).parent)
+    names = {name.removeprefix(ours) for name in files if name.startswith(ours)}
+    client_files = {f"/client/{name}.py" for name in ("tagger", "context", "job")}
+    assert names == {*client_files, "/protocol/__init__.py"}
 
 
 # One client
