@@ -56,7 +56,6 @@ class NoAnswerError(AgentKVServerError):
 
     def __init__(self, message: str, *, is_late: bool = False) -> None:
         super().__init__(message)
-        self.is_late = is_late
         self.may_pass = not is_late
 
 

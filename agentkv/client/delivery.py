@@ -147,7 +147,7 @@ class Sender:
         try:
             attempts(delivery.send)
         except NoAnswerError as error:
-            silent_s = self._silent_s if error.is_late else 0.0
+            silent_s = 0.0 if error.may_pass else self._silent_s
             self.silent_until_s[delivery.server] = time.monotonic() + silent_s
             raise
         self.silent_until_s.pop(delivery.server, None)

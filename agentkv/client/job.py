@@ -132,7 +132,7 @@ class Job(Generic[ClientT]):
         self._max_turns: int | None = None
         self._is_last_step = False
         self._longest_tool: tuple[float, str] | None = None
-        self._failed: deque[Turn] = deque(maxlen=MAX_FAILED)
+        self._failed: deque[TaggedTurn] = deque(maxlen=MAX_FAILED)
 
     @property
     def is_over(self) -> bool:
@@ -189,7 +189,7 @@ class Job(Generic[ClientT]):
 
     def begin_turn(
         self, request: Hashable = None, describe: Callable[[], RequestShape] | None = None
-    ) -> Turn:
+    ) -> TaggedTurn:
         """Open the next turn; it carries the longest tool run since the turn before.
 
         request: what is the same in a retry. A failed turn's number is for its retry alone: the
@@ -205,13 +205,13 @@ class Job(Generic[ClientT]):
                 number = self.last_turn = (self.last_turn or 0) + 1
             self._num_turns += 1
             is_last_step = self._is_last_step or self._num_turns == self._max_turns
-            turn = Turn(self, number, request, is_last_step, self._longest_tool, self.clock())
+            turn = TaggedTurn(self, number, request, is_last_step, self._longest_tool, self.clock())
             self._is_last_step, self._longest_tool = False, None
         if self.trace is not None and shape is not None:
             turn.span = self.trace.turn(number, shape)
         return turn
 
-    def end_turn(self, turn: Turn, *, is_answered: bool) -> None:
+    def end_turn(self, turn: TaggedTurn, *, is_answered: bool) -> None:
         """Count a turn; without an answer, the next request carries what this one has carried."""
         with self._lock:
             if is_answered:
@@ -283,7 +283,7 @@ class Job(Generic[ClientT]):
 
 
 @dataclass(eq=False)
-class Turn:
+class TaggedTurn:
     """A request to a model that is under way; it ends once."""
 
     job: Job[Any]

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentkv.client.job import Job, Turn
+from agentkv.client.job import Job, TaggedTurn
 from agentkv.client.patches import Method, harmless, log_failure
 from agentkv.client.server import Route, server_at
 from agentkv.protocol import OUR_HEADERS, SESSION_HEADER
@@ -94,7 +94,7 @@ class TaggedRequest:
         self._own_headers = request.headers
         is_named = job.server_url is not None and job.covered_client is not None
         self._root_url = str(job.server_url) if is_named else root_url
-        self._turn: Turn | None = None
+        self._turn: TaggedTurn | None = None
 
     def route(self) -> Route:
         """The job's way to the server, with the keys by which this request is let in."""

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import Any
 
 from agentkv.client.context import job_covering
-from agentkv.client.job import Job, Turn
+from agentkv.client.job import Job, TaggedTurn
 from agentkv.client.patches import Method, Patch, log_failure
 from agentkv.errors import AgentKVServerError
 from agentkv.tracing import RequestShape
@@ -115,7 +115,7 @@ class EngineCall:
         self.engine = engine
         self.params = params
         self._job = job
-        self._turn: Turn | None = None
+        self._turn: TaggedTurn | None = None
 
     def begin(self) -> None:
         """Open the turn, and tag the sampling parameters of an engine that reads the tags."""
