@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tracemalloc
 import urllib.parse
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -72,3 +73,36 @@ async def test_no_salt_stays_in_the_engine() -> None:
         engine.turn(prompt_of(8), job_id=f"j{len(engine.events)}", cache_salt=text, max_tokens=1)
 
     assert await kept_bytes(turn) < 3 * MAX_KEPT_BYTES  # events of 200 jobs among it
+
+
+def sizes_below(root: object, path: str = "", seen: set[int] | None = None) -> Counter[str]:
+    """Entries of each container below an object of ours, by the names that lead to it."""
+    seen = set() if seen is None else seen
+    found: Counter[str] = Counter()
+    below: dict[str, object] = {}
+    if id(root) in seen:
+        return found
+    seen.add(id(root))
+    if isinstance(root, dict | list | set | deque):
+        found[path] += len(root)
+        below = dict(enumerate(root.values() if isinstance(root, dict) else root))
+    elif type(root).__module__.startswith("agentkv"):
+        slots = [name for each in type(root).__mro__ for name in getattr(each, "__slots__", ())]
+        below = {name: getattr(root, name, None) for name in slots} | getattr(root, "__dict__", {})
+    for name, thing in below.items():
+        found += sizes_below(thing, path if isinstance(name, int) else f"{path}.{name}", seen)
+    return found
+
+
+def test_jobs_of_one_turn_leave_nothing_behind() -> None:
+    """Of 3,000 sessions whose lease is over only what is remembered of ended jobs is left."""
+    engine = Engine(policy="agentkv", num_blocks=257, job_lease_s=3000.0, record_events=500)
+    found = []
+    for numbers in (range(3), range(3, 3003), range(3003, 3006)):
+        for number in numbers:
+            engine.turn(prompt_of(40, salt=number), job_id=f"s{number}", max_tokens=1)
+        engine.wait(3600.0)
+        parts = engine.retention, engine.scheduler.watchers
+        found.append(sum(map(sizes_below, parts), Counter()))
+    grown = {name for name, size in (found[2] - found[0]).items() if size > 20}
+    assert {name.split(".")[1] for name in grown if found[2][name] > 1024} == {"log", "misses"}
