@@ -129,3 +129,56 @@ def step(engine: Engine) -> tuple[Any, ...]:
     output = engine.step()
     tokens = None if output is None else dict(output.num_scheduled_tokens)
     return tokens, engine.waiting(), engine.running(), engine.num_free
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["new", "again", "goes on", "without the reply", "edited"]),
+        st.integers(0, 20),
+        st.booleans(),
+    ),
+    max_size=14,
+)
+
+
+def num_pins_of(engine: Engine) -> int:
+    return sum(event["event"] == "pinned" for job in engine.events.values() for event in job)
+
+
+@settings(max_examples=60, deadline=None)
+@given(moves=MOVES)
+def test_of_requests_without_a_job_only_those_that_go_on_are_pinned(
+    moves: list[tuple[str, int, bool]],
+) -> None:
+    """A request is pinned only if it repeats an ended prompt with its reply, of which a tool call
+    may be written in another way, and goes on; or begins as one did that was continued."""
+    engine = Engine(num_blocks=400)
+    ended: list[tuple[list[int], list[int], bool]] = []
+    continued: set[tuple[int, ...]] = set()
+    for number, (move, place, has_call) in enumerate(moves):
+        new = prompt_of(70, salt=100 + number)
+        last, whole, _ = ended[place % len(ended)] if ended else ([], [], False)
+        prompt = {
+            "new": prompt_of(64, salt=place % 3) + new,
+            "again": last or new,
+            "goes on": whole + new,
+            "without the reply": last + new,
+            "edited": new[:16] + whole[16:] + new,
+        }[move]
+        goes_on = any(
+            len(prompt) > len(known) and prompt[: len(known)] == known
+            for before, all_of_it, is_call in ended
+            for known in [before if is_call else all_of_it]
+        )
+        is_expected = tuple(prompt[:64]) in continued
+        num_pins = num_pins_of(engine)
+        said = f"It is number {number:03}." + "\n```bash\nls\n```" * has_call
+        history = engine.turn(prompt, max_tokens=12, reply=said)
+        is_pinned = num_pins_of(engine) > num_pins
+        assert goes_on or is_expected or not is_pinned, (number, move)
+        is_of_last = move == "goes on" and place % len(ended or [1]) == len(ended) - 1
+        assert is_pinned or not is_of_last, (number, move)
+        if goes_on:
+            continued.add(tuple(prompt[:64]))
+        ended.append((prompt, history, has_call))
+    assert engine.lost_blocks() == []
