@@ -28,8 +28,8 @@ ENDLESS_S = 60.0
 MAX_WAIT_S = 3600.0
 UNKNOWN_S = 1.0
 """An unlisted program: many are small tools, some run for long."""
-_QUESTION_S, _PLAN_S, _DETACH_S, _STATE_S, _OPEN_WAIT_S = 0.2, 1.0, 1.0, 30.0, 5.0
-_UNKNOWN_ROUNDS = 3
+_MODE_S = {"question": 0.2, "plan": 1.0, "detached": 1.0, "endless": ENDLESS_S, "state": 30.0}
+_OPEN_WAIT_S, _UNKNOWN_ROUNDS = 5.0, 3
 _FURTHER_ROUND_S = 0.002
 """A further round of a small tool."""
 _OVERHEAD_S = 0.08
@@ -49,6 +49,8 @@ _WATCH = re.compile(r"--watch(?:-?all)?(?:=true)?", re.IGNORECASE)
 _SELECTS = re.compile(
     r"-k|-run|--filter|--grep|-t|-Dtest.*|.*(?:::|_test\.|test_.{0,80}\.py$|\.(?:test|spec)\.|Tests?\.|\.Test).*"
 )
+_DETACHABLE = frozenset({"docker:run", "docker:compose:up"})
+_WAITERS = frozenset(TABLES["words"]["waiters"].split())
 _TESTS = frozenset(TABLES["class_of_name"]["test"].split())
 _INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 
@@ -73,6 +75,7 @@ class FirstGuess:
 
 def first_guess(command: CommandAnalysis) -> FirstGuess:
     """Read a command's usual time off its programs."""
+    has_jobs = any(each.is_background for each in command.programs)
     has_wait = any(each.name == "wait" for each in command.programs)
     now_s, jobs_s, waits_s, unknown_s, longest_s = 0.0, 0.0, 0.0, 0.0, -1.0
     main, repeats = None, 1.0
@@ -80,17 +83,17 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         if program.is_background and not has_wait:
             continue
         once_s, is_known = _once_s(program)
-        if program.name == "wait" and not any(p.is_background for p in command.programs):
+        if program.name == "wait" and not has_jobs:
             once_s, is_known = UNKNOWN_S, False
+        is_wait = program.name == "sleep"
         seconds = _all_rounds_s(program, once_s)
-        is_open = program.rounds is None and (
-            once_s >= 1.0 or program.name == "sleep"
-        )  # of an unknown number of rounds
-        unknown_s += seconds if is_open or not is_known else 0.0
-        waits_s += seconds if program.name == "sleep" and is_known else 0.0
-        code = program.code if program.name in INTERPRETERS else ""
-        inline_s = sum(map(float, _INLINE_WAIT.findall(code)[:8]))
-        waits_s, seconds = waits_s + inline_s, seconds + inline_s
+        if not is_known or (program.rounds is None and (once_s >= 1.0 or is_wait)):
+            unknown_s += seconds
+        elif is_wait:
+            waits_s += seconds
+        if program.name in INTERPRETERS:
+            inline_s = sum(map(float, _INLINE_WAIT.findall(program.code)[:8]))
+            waits_s, seconds = waits_s + inline_s, seconds + inline_s
         if seconds > longest_s:
             main, longest_s = program, seconds
             has_known_rounds = program.rounds not in (None, math.inf) and once_s > _OVERHEAD_S
@@ -124,25 +127,23 @@ def _all_rounds_s(program: Program, once_s: float) -> float:
 
 def _once_s(program: Program) -> tuple[float, bool]:
     """Return the seconds of one run, and whether anything is known of them."""
-    mode = mode_of(program)
-    if mode in _MODE_S:
-        known_s = _listed_s(module_of(program)) or _MODE_S[mode]
-        return _MODE_S[mode] if mode == "endless" else min(known_s, _MODE_S[mode]), True
     if program.name == "sleep":
         waits = [duration_s(word) for word in program.argv[1:]]
-        if not waits or None in waits:
-            return _OPEN_WAIT_S, False
-        return min(sum(wait or 0.0 for wait in waits), MAX_WAIT_S), True
-    if (not program.has_input and program.argv in (("cat",), ("tee",))) or program.name == "read":
+        known = [wait for wait in waits if wait is not None]
+        is_known = 0 < len(waits) == len(known)
+        return (min(sum(known), MAX_WAIT_S), True) if is_known else (_OPEN_WAIT_S, False)
+    if program.name == "read" or (not program.has_input and program.argv in (("cat",), ("tee",))):
         return (_OVERHEAD_S, True) if program.has_input else (UNKNOWN_S, False)
-    if mode == "state":
-        return min(_STATE_S, _limit_s(program) or _STATE_S), True
-    seconds = _listed_s(module_of(program))
-    if seconds is None:
+    mode, known_s = mode_of(program), _listed_s(module_of(program))
+    if mode in ("endless", "state"):
+        known_s = _MODE_S[mode]
+    elif mode:
+        known_s = min(known_s or math.inf, _MODE_S[mode])
+    elif known_s is not None and ("test" in program.key or program.name in _TESTS):
+        known_s /= 2 if any(map(_SELECTS.fullmatch, program.argv[1:8])) else 1
+    if known_s is None:
         return UNKNOWN_S, False
-    if "test" in f"{program.key}{program.name}" or program.name in _TESTS:
-        seconds /= 2 if any(map(_SELECTS.fullmatch, program.argv[1:8])) else 1
-    return min(seconds, _limit_s(program) or seconds), True
+    return min(known_s, _limit_s(program) or math.inf), True
 
 
 def _limit_s(program: Program) -> float | None:
@@ -190,28 +191,22 @@ def mode_of(program: Program) -> str:
     """
     words = program.argv[1:]
     options = [word for word in words if word[:1] == "-"]
-    if (len(words) == 1 and _QUESTION.fullmatch(words[0])) or "--help" in words[-1:]:
-        return "question"
-    if "--version" in words[-1:] or words[:1] in (("help",), ("version",)):
-        return "question"
-    if any(_DETACHED.fullmatch(word) for word in options) or (
-        _aliased_key(program) in ("docker:run", "docker:compose:up") and "-d" in options
+    key = _aliased_key(program)
+    follows = "".join(FOLLOWS.get(program.key) or FOLLOWS.get(program.name, ()))
+    if (len(words) == 1 and _QUESTION.fullmatch(words[0])) or (
+        {*words[:1], *words[-1:]} & {"help", "version", "--help", "--version"}
     ):
+        return "question"
+    if any(map(_DETACHED.fullmatch, options)) or (key in _DETACHABLE and "-d" in options):
         return "detached"
-    follows = FOLLOWS.get(program.key) or FOLLOWS.get(program.name)
-    if _aliased_key(program) == "docker:compose:up":
+    if key == "docker:compose:up" or program.rounds == math.inf:
         return "endless"
-    if program.rounds == math.inf or any(_WATCH.fullmatch(word) for word in options):
-        return "endless"
-    if follows and any(set(follows[0]) & set(word[1:]) for word in options if word[1:2] != "-"):
-        return "endless"
-    if ("wait" in words[:3] and program.name in _WAITERS) or (
-        program.key == "kubectl:rollout" and "status" in words
+    if any(
+        _WATCH.fullmatch(word) or (word[1:2] != "-" and not set(follows).isdisjoint(word[1:]))
+        for word in options
     ):
+        return "endless"
+    if program.name in _WAITERS and ("wait" in words[:3] or key == "kubectl:rollout"):
         return "state"
     is_plan = program.name == "make" and "-n" in options
-    return "plan" if is_plan or any(_PLAN.fullmatch(word) for word in options) else ""
-
-
-_MODE_S = {"question": _QUESTION_S, "plan": _PLAN_S, "detached": _DETACH_S, "endless": ENDLESS_S}
-_WAITERS = frozenset(TABLES["words"]["waiters"].split())
+    return "plan" if is_plan or any(map(_PLAN.fullmatch, options)) else ""
