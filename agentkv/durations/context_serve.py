@@ -76,12 +76,10 @@ class ContextServeEstimator:
 
     def predict(self, command: CommandAnalysis) -> Prediction:
         speed, decisive = listed_speed(command)
-        names = ", ".join(dict.fromkeys(each.key for each in decisive[:4]))
         if speed != "uncertain":
-            explanation = {
-                "slow": f"The list of slow programs has {names}.",
-                "fast": f"The list of fast programs has all that runs: {names}.",
-            }[speed]
+            names = ", ".join(dict.fromkeys(each.key for each in decisive[:4]))
+            found = "all that runs: " if speed == "fast" else ""
+            explanation = f"The list of {speed} programs has {found}{names}."
             return prediction(speed, _LISTED[speed], FAST_TTL_S, "rules", explanation)
         key = self._warm_key(decisive)
         distribution = self._distribution(key)
@@ -157,11 +155,11 @@ def listed_speed(command: CommandAnalysis) -> tuple[Speed, list[Program]]:
     One slow program makes it slow, and it is fast if all are. Programs in the background count only
     if nothing else runs.
     """
-    has_wait = any(program.name == "wait" for program in command.programs)
-    awaited = [each for each in command.programs if has_wait or not each.is_background]
-    awaited = [each for each in awaited if each.name != "wait"]
+    programs = [each for each in command.programs if each.name != "wait"]
+    if len(programs) == len(command.programs):
+        programs = [each for each in programs if not each.is_background]
     by_speed: dict[Speed, list[Program]] = {"slow": [], "uncertain": [], "fast": []}
-    for program in awaited or command.programs:
+    for program in programs or command.programs:
         by_speed[_speed_of(program)].append(program)
     return next((found for found in by_speed.items() if found[1]), ("uncertain", []))
 
@@ -196,15 +194,13 @@ def boosted_prediction(command: CommandAnalysis) -> Prediction:
         log_odds += node
     p_slow = 1.0 / (1.0 + math.exp(-max(-_LOG_ODDS_LIMIT, min(log_odds, _LOG_ODDS_LIMIT))))
     mean_ln = math.log(SLOW_S) + BOOSTED_SPREAD_LN * NormalDist().inv_cdf(p_slow)
-    distribution = LogNormal(mean_ln, BOOSTED_SPREAD_LN)
+    found = LogNormal(mean_ln, BOOSTED_SPREAD_LN)
     speed: Speed = "slow" if p_slow > SLOW_OVER else "fast" if p_slow < FAST_UNDER else "uncertain"
     explanation = (
         f"By its features alone (programs' classes, flags, pipes, length) "
         f"{p_slow:.0%} of such commands take over {SLOW_S:g} s."
     )
-    return prediction(
-        speed, distribution, distribution.quantile_s(TTL_SHARE), "boosted", explanation
-    )
+    return prediction(speed, found, found.quantile_s(TTL_SHARE), "boosted", explanation)
 
 
 @cache
@@ -228,23 +224,15 @@ def command_features(command: CommandAnalysis) -> list[float]:
     flags = "".join(word for word in words if word[:1] == "-" and word[1:2] != "-")
     classes = {kind for program in programs for kind in classes_of(program)}
     pythons = [program for program in programs if program.name == "python"]
-    return [
-        float(len(words) - len(programs)),
-        float(len(command.text)),
-        float(len(programs)),
-        float(command.num_pipes),
-        float(command.num_pipes > 0),
-        float(command.has_redirect),
-        float(command.has_semicolon),
-        float(command.has_and),
-        float(command.has_loop),
-        float(command.has_subshell),
-        float("r" in flags or "R" in flags),
-        float("v" in flags),
-        float("f" in flags),
-        *(float(name in classes) for name in CLASSES),
-        float(any(program.key == "python:-c" for program in pythons)),
-        float(any(program.key.startswith("python:-m:") for program in pythons)),
-        float(any("test" in word for program in pythons for word in program.argv[1:])),
-        float(any(word.endswith(".py") for word in words)),
+    features = [
+        *(len(words) - len(programs), len(command.text), len(programs), command.num_pipes),
+        *(command.num_pipes > 0, command.has_redirect, command.has_semicolon, command.has_and),
+        *(command.has_loop, command.has_subshell),
+        *("r" in flags or "R" in flags, "v" in flags, "f" in flags),
+        *(name in classes for name in CLASSES),
+        any(program.key == "python:-c" for program in pythons),
+        any(program.key.startswith("python:-m:") for program in pythons),
+        any("test" in word for program in pythons for word in program.argv[1:]),
+        any(word.endswith(".py") for word in words),
     ]
+    return [float(feature) for feature in features]

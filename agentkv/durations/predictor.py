@@ -146,13 +146,10 @@ class DurationPredictor:
         try:
             self._restore(json.loads(Path(path).read_text("utf-8")))
         except (*_CORRUPT, RecursionError) as error:
-            logger.warning(
-                "%s: not a state of predictor %r (%s: %s); starting with nothing learned",
-                path,
-                self.kind,
-                type(error).__name__,
-                error,
+            why = (
+                f"{path}: not a state of predictor {self.kind!r} ({type(error).__name__}: {error})"
             )
+            logger.warning("%s; starting with nothing learned", why)
             self._start_afresh()
             return False
         return True
