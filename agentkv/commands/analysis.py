@@ -55,16 +55,19 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _QUOTED = re.compile(r"'([^']*+)'?|\"((?:[^\"\\]++|\\.)*+)\"?|\\(.)", re.DOTALL)
+_ESCAPED = re.compile(r"\\([\"$])")
 _WINDOWS_PATH = re.compile(r"[\w.:]\\+[\w.]")
 _SUBSTITUTION = re.compile(rf"(?:(?<!\\)\$|^[<>])({_BALANCED})|(?<!\\)`([^`]*+)`")
 _VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?:\[@\])?(?::?-([^}]*))?[}%]?")
 _ASSIGNED = re.compile(r"\$?(\w{1,64})=(.*)", re.DOTALL)
 _KEYWORDS = re.compile(r"if|then|elif|else|do|done|[{}!]|fi|esac|for|select|while|until")
+_OVER_WORDS = ("for", "select")
+_LOOPS = (*_OVER_WORDS, "while", "until")
 _COUNTED = re.compile(r"\w+=(\d{1,6});\w+<(=?)(\d{1,6});")
 _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SEQ = re.compile(r"\$\(seq (?:(\d{1,6}) )?(\d{1,6})\)")
 _LEAVES = re.compile(r"\b(?:break|exit|return)\b(?!_)")
-_ENDLESS = re.compile(r"true|:|\[+ 1 \]+|\(\( ?1 ?\)\)|sleep .*|! false")
+_ENDLESS = re.compile(r"while (?:true|:|\[+ 1 \]+|\(\( ?1 ?\)\)|sleep .*|! false)|until false")
 _EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 
 
@@ -105,15 +108,16 @@ def _analyzed(text: str) -> CommandAnalysis:
     text, bare = _cut_heredocs(text, found.heredocs)
     _Script(bare[:MAX_READ_CHARS], found).read()
     programs = [each for each in found.programs if each.name not in ("cd", "pushd")]
+    marks = found.marks
     return CommandAnalysis(
         text[:MAX_READ_CHARS],
         tuple(programs or found.programs[:1]),
-        num_pipes=found.marks.count("|"),
-        has_and="&&" in found.marks,
-        has_semicolon=not {";", "\n"}.isdisjoint(found.marks),
-        has_redirect=">" in found.marks,
-        has_loop="do" in found.marks,
-        has_subshell="(" in found.marks,
+        num_pipes=marks.count("|"),
+        has_and="&&" in marks,
+        has_semicolon=";" in marks or "\n" in marks,
+        has_redirect=">" in marks,
+        has_loop="do" in marks,
+        has_subshell="(" in marks,
     )
 
 
@@ -197,8 +201,9 @@ class _Script:
                 self._has_input |= "<" in token[0]
                 if self._words and self._words[-1].isdecimal() and token[0] != "<<<":
                     self._words.pop()
-                target = re.compile(r"\s*").match(self._text, position)
-                word = _TOKEN.match(self._text, target.end() if target else position)
+                while position < len(self._text) and self._text[position].isspace():
+                    position += 1
+                word = _TOKEN.match(self._text, position)
                 if word is not None and word.lastgroup == "word":
                     position = word.end()
                     self._stdin = _unquoted(word[0]) if token[0] == "<<<" else self._stdin
@@ -210,9 +215,9 @@ class _Script:
             self._end_loop(len(self._text))
 
     def _take_word(self, text: str, start: int) -> None:
-        if not self._words and self._loop != "for" and _KEYWORDS.fullmatch(text):
-            if text in ("for", "select", "while", "until"):
-                self._loop, self._rounds = "for" if text == "select" else text, None
+        if not self._words and self._loop not in _OVER_WORDS and _KEYWORDS.fullmatch(text):
+            if text in _LOOPS:
+                self._loop, self._rounds = text, None
             elif text == "do" and len(self._loops) < _MAX_LOOPS:
                 self._found.marks.append("do")
                 self._loops.append((len(self._found.programs), start, self._rounds))
@@ -263,13 +268,10 @@ class _Script:
         loop, self._loop = self._loop, ""
         stdin, self._stdin = self._stdin, ""
         has_input, self._has_input = self._has_input or self._is_piped, False
-        if loop == "for":
+        if loop in _OVER_WORDS:
             self._rounds = _rounds_of(words)
-        elif (loop and _ENDLESS.fullmatch(" ".join(words))) or (loop, words) == (
-            "until",
-            ["false"],
-        ):
-            self._rounds = None if loop == "until" and words != ["false"] else math.inf
+        elif loop and _ENDLESS.fullmatch(f"{loop} {' '.join(words)}"):
+            self._rounds = math.inf
         if words[1:2] == ["="]:  # PowerShell's `$x = ...`
             words = [f"{words[0]}={' '.join(words[2:])}"]
         for assigned in map(_ASSIGNED.fullmatch, words):
@@ -279,7 +281,7 @@ class _Script:
         else:
             return
         first = len(self._found.programs)
-        if loop != "for" and words[0] != "case" and words[0][-2:] != "()":
+        if loop not in _OVER_WORDS and words[0] != "case" and words[0][-2:] != "()":
             self._run(tuple(words), stdin)
             if has_input:
                 self._found.change(first, has_input=True)
@@ -306,7 +308,7 @@ class _Script:
         if runs.argv and not (is_read and name in SHELLS):
             program = program_of(runs.argv)
             found.programs.insert(first, replace(program, code=program.code or stdin[:_KEPT_CHARS]))
-        if script and not is_read and runs.argv and not is_shell:
+        if script and runs.argv and not is_shell:
             self._read_nested(script)
         if runs.inner:
             self._run(runs.inner, stdin)
@@ -341,13 +343,9 @@ def _unquoted(text: str) -> str:
     """Return a word as the shell would pass it, expansions left as written."""
     if "\\" in text and _WINDOWS_PATH.search(text):  # bash would drop what Windows needs
         return text.strip("'\"")
-    if "'" not in text and '"' not in text and "\\" not in text:
-        return text
-    return _QUOTED.sub(lambda part: part[1] or _unescaped(part[2] or "") or part[3] or "", text)
-
-
-def _unescaped(text: str) -> str:
-    return text.replace('\\"', '"').replace("\\$", "$") if "\\" in text else text
+    return _QUOTED.sub(
+        lambda part: part[1] or _ESCAPED.sub(r"\1", part[2] or "") or part[3] or "", text
+    )
 
 
 def _rounds_of(words: list[str]) -> float | None:
