@@ -94,7 +94,7 @@ def _inheriting_start(original: Method, patch: Patch) -> Method:
 
 
 def _run_in_job(thread: Any, job: Job[Any]) -> None:
-    del thread._bootstrap_inner
+    vars(thread).pop("_bootstrap_inner", None)
     enter(job)
     thread._bootstrap_inner()
 
