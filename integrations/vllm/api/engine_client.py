@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from starlette.responses import Response
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from agentkv.errors import AgentKVServerError
 
@@ -187,6 +188,20 @@ def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
     core.add_request_async = add_request_of_client
 
 
+def end_streams_with(engine_client: Any) -> None:
+    """Let open streams end with an error once the engine is stopped. vLLM cancels the task that
+    would tell them (async_llm.py:306 of 0.32.0), and its HTTP server waits without a limit."""
+    shutdown, loop = engine_client.shutdown, asyncio.get_running_loop()
+
+    def shutdown_and_tell(*args: Any, **kwargs: Any) -> None:
+        shutdown(*args, **kwargs)
+        if not loop.is_closed():
+            tell = engine_client.output_processor.propagate_error
+            loop.call_soon_threadsafe(tell, EngineDeadError())
+
+    engine_client.shutdown = shutdown_and_tell
+
+
 Answer = dict[str, Any]
 
 
@@ -265,8 +280,6 @@ def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
-    if len(known) == 1:
-        return known[0]
     return {
         **known[0],
         "freed_blocks": sum(answer["freed_blocks"] for answer in known),

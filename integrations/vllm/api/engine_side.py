@@ -92,11 +92,6 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     }
 
 
-def clients(scheduler: RetainingScheduler) -> list[dict[str, Any]]:
-    """Describe the clients that have a request or a pin, by the names that the engine knows."""
-    return scheduler.admission.shares.describe()
-
-
 def job_keys(scheduler: RetainingScheduler, client: str | None, start: int, most: int) -> list[str]:
     """Return `most` keys of this client's jobs, or of all, the last active first."""
     own = reversed(scheduler.retention.jobs.of(client).values())
@@ -196,11 +191,6 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
     return {"job_id": key.own_id, "freed_blocks": freed_blocks, "tokens": tokens}
 
 
-def event_counts(scheduler: RetainingScheduler, *asked: Any) -> list[tuple[str, int]]:
-    """Return the keys of a client's jobs with their numbers of events, as EventLog.counts does."""
-    return scheduler.watchers.log.counts(*asked)
-
-
 def events(
     scheduler: RetainingScheduler,
     slices: list[tuple[str, int, int]],
@@ -228,16 +218,16 @@ def watched(
     ]
 
 
-def bad_tags(scheduler: RetainingScheduler, number: int) -> None:
-    scheduler.watchers.counters.add("bad_tags_total", amount=number)
-
-
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
         *(info, stats, job_keys, jobs, job, keys_to_explain, explain, tool, release),
-        *(event_counts, events, live, watched, bad_tags, clients),
+        *(events, live, watched),
     )
+} | {
+    "event_counts": lambda engine, *asked: engine.watchers.log.counts(*asked),
+    "clients": lambda engine: engine.admission.shares.describe(),
+    "bad_tags": lambda engine, num: engine.watchers.counters.add("bad_tags_total", amount=num),
 }
 
 

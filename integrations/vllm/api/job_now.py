@@ -60,9 +60,8 @@ class JobNow:
             return "running", turn.admitted_s or turn.arrived_s, None
         if self._waiting:
             turn = self._waiting[0]
-            in_line = (
-                "in line" if turn.admitted_s is None else "preempted: its memory went to others"
-            )
+            is_new = turn.admitted_s is None
+            in_line = "in line" if is_new else "preempted: its memory went to others"
             return "waiting", turn.arrived_s, turn.held_back or in_line
         if pin is not None and job.running:
             return "tool", job.running[0].started_s, pin.reason
@@ -149,7 +148,5 @@ class JobNow:
         if self.pin is not None:
             return len(self.pin.blocks)
         blocks_of = self._scheduler.retention.costs.blocks_per_token.blocks
-        requests = self._scheduler.requests
-        return sum(
-            blocks_of(requests[turn.request_id].num_computed_tokens) for turn in self._running
-        )
+        live = (self._scheduler.requests[turn.request_id] for turn in self._running)
+        return sum(blocks_of(request.num_computed_tokens) for request in live)

@@ -40,7 +40,7 @@ from agentkv.protocol.foreign import BODY_KEYS, CONTEXT_FIELD, READ_HEADERS, add
 from ..clients import Clients, find_token_verifier
 from ..introduction import introduction
 from ..server_policy import front_end_mib, settings_of
-from .engine_client import EngineLink, name_clients, served_client
+from .engine_client import EngineLink, end_streams_with, name_clients, served_client
 from .live import page_files
 from .routes import PREFIX, add_routes, anthropic_error, openai_error
 
@@ -111,6 +111,7 @@ class AgentKVMiddleware:
         if settings is not None and engine_client is not None:
             self._engine = EngineLink(engine_client)
             name_clients(engine_client, own_caches=bool(settings.get("client_caches")))
+            end_streams_with(engine_client)
             self._clients = Clients(find_token_verifier(app), settings)
             add_routes(app, self._engine, self._clients)
             has_key = self._clients.verifier is not None

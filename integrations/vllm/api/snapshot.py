@@ -46,11 +46,10 @@ def live(
     log = scheduler.watchers.log
     now_s = log.now_s
     num = max(1, len(views))
-    most_events = MAX_EVENTS // num
     described = []
     for client, seen_s in views:
         since_s = seen_s.get(engine, now_s - HISTORY_S)
-        events, num_left_out = log.since(since_s, client, most_events)
+        events, num_left_out = log.since(since_s, client, MAX_EVENTS // num)
         if engine not in seen_s:
             events = [*log.ended(since_s, client, max(1, MAX_ENDED // num)), *events]
         jobs, name = _jobs_of(scheduler, client, num), partial(name_of, scheduler, client)

@@ -75,6 +75,10 @@ class FakeEngineClient:
     """Where the API server finds the engine."""
 
     engine_core: Any
+    output_processor: Any = None
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop the engine."""
 
 
 def make_app(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from agentkv.integrations.vllm.api import engine_client
-from agentkv.integrations.vllm.api.engine_client import EngineLink, merge_stats
+from agentkv.integrations.vllm.api.engine_client import EngineLink, end_streams_with, merge_stats
 from tests.integrations.vllm.api.fake_engine import FakeEngineClient
 
 ONE = {
@@ -68,3 +72,17 @@ async def test_feedback_in_the_middle_of_a_step_is_handed_over(
     step_over.set()
     await asyncio.wait_for(made.wait(), 5)
     assert await link.hand_over("release", "job") == [{"freed_blocks": 3}]
+
+
+@pytest.mark.asyncio
+async def test_open_streams_end_with_the_engine() -> None:
+    """A request that waits for a token of a stopped engine gets an error, so that its server can
+    end: vLLM's shutdown alone leaves it waiting."""
+    processor = OutputProcessor(None, log_stats=False)
+    waiting = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    processor.request_states["r"] = SimpleNamespace(queue=waiting)
+    client = FakeEngineClient(None, processor)
+    end_streams_with(client)
+    await asyncio.to_thread(client.shutdown, timeout=0)
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(waiting.get(), 5.0)
