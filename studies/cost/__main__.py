@@ -51,14 +51,12 @@ PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """0: every target is met; 1: one is not; 2: bad usage."""
     parser = argparse.ArgumentParser(prog="studies.cost", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON document alone")
     parser.add_argument("--seed", type=int, default=0, help="of prompts")
     parser.add_argument(
         "--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
     )
     options = parser.parse_args(argv)
-    # With --json, standard output carries the document and nothing else.
-    say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    say = partial(print, flush=True)
     say(_line("what", "value", "quartiles", "n", "target", "verdict"))
     rows = []
     for part in options.only or PARTS:

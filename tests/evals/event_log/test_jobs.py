@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from agentkv.evals.event_log import (
 )
 from agentkv.integrations.vllm.watch.job_view import JobView, TurnView, sentence
 from tests.evals.event_log.rows import (
-    CLOSED,
     TWO_TURNS,
     arrival,
     event,
@@ -57,33 +57,74 @@ def test_two_turns_become_turns_a_bubble_a_tool_and_pins() -> None:
     ]
 
 
+WITHOUT = {
+    name: [row for row in TWO_TURNS if row["event"] != name]
+    for name in ("tool_started", "tool_finished")
+}
+PREEMPTED = [event("preempted", 1.0), event("resumed", 2.0, hit_length=48)]
+UNSEEN = [*TWO_TURNS[:3], arrival(3.0, 2, 160), event("aborted", 3.5)]
+PARALLEL = [
+    *(arrival(0.0, 1, 50), arrival(0.1, 2, 70), start(0.2, 70, 0, 0, 0.1)),
+    *(start(0.5, 50, 0, 0, 0.5), finish(1.0, 2, 80), finish(2.0, 2, 64)),
+]
+TOOLS = [
+    *(tool(1.0, "started", "ls"), tool(1.0, "started", "pytest")),
+    *(tool(2.0, "finished", "pytest"), tool(3.0, "finished", "ls")),
+]
+
+
 @pytest.mark.parametrize(
-    ("lost", "times_s"), [("tool_finished", (2.1, 5.0)), ("tool_started", (2.1, 4.9))]
+    ("rows", "look", "seen"),
+    [
+        (WITHOUT["tool_finished"], lambda job: job.tools[0].ended_s, 5.0),
+        (WITHOUT["tool_started"], lambda job: job.tools[0].started_s, 2.1),
+        (TOOLS, lambda job: [ran.ended_s for ran in job.tools], [3.0, 2.0]),
+        (
+            [arrival(0.0, 1, 50), start(0.0, 50, 0, 0), *PREEMPTED, finish(3.0, 1, 64)],
+            lambda job: [(turn.preempted_s, turn.resumed_s, turn.ended_s) for turn in job.turns],
+            [([1.0], [2.0], 3.0)],
+        ),
+        (
+            TWO_TURNS[1:3],
+            lambda job: [(turn.turn, turn.arrived_s, turn.ended_s) for turn in job.turns],
+            [(None, 1.0, 2.0)],
+        ),
+        ([unpinned(5.0, "expired", 4, held_s=2.0)], lambda job: job.pins[0].pinned_s, 3.0),
+        ([finish(2.0, 1, 112)], lambda job: (job.turns, job.rows()), ([], [])),
+        (
+            PARALLEL,
+            lambda job: [(turn.started_s, turn.ended_s) for turn in job.turns],
+            [(0.5, 2.0), (0.2, 1.0)],
+        ),
+        (PARALLEL, lambda job: job.bubbles, []),
+        (
+            [*UNSEEN, arrival(4.0, 3, 160), start(4.5, 160, 112, 112, 0.5)],
+            lambda job: [(bubble.tool_s, bubble.queued_s) for bubble in job.bubbles],
+            [(2.0, 0.5)],
+        ),
+        (
+            [*TWO_TURNS[:3], arrival(5.0, 2, 160), start(5.0, 160, 32, 32)],
+            lambda job: [turn.is_diverged for turn in job.turns],
+            [False, True],
+        ),
+        (
+            [*TWO_TURNS[:-1], arrival(7.0, 3, 200), start(7.0, 200, 176, 176)],
+            lambda job: [turn.lost_tokens for turn in job.turns],
+            [0, 32, 0],
+        ),
+    ],
+    ids=[
+        *("a lost end of a tool", "a lost start of one", "two tools at once", "a preemption"),
+        *("a log that begins in mid job", "the pin of one", "an end without its turn"),
+        *("parallel turns", "no gap while one runs", "a turn that never ran"),
+        *("a prompt that drops history", "an eviction is the next turn's"),
+    ],
 )
-def test_a_lost_report_of_a_tool_is_filled_in(lost: str, times_s: tuple[float, float]) -> None:
-    """A tool ends at the latest with the next turn, and began its duration before its end."""
-    (ran,) = job_of(*(row for row in TWO_TURNS if row["event"] != lost)).tools
-    assert (ran.started_s, ran.ended_s) == pytest.approx(times_s)
-
-
-def test_of_two_tools_at_once_each_ends_itself() -> None:
-    """The command tells which of two running tools has finished."""
-    rows = [tool(1.0, "started", "ls"), tool(1.0, "started", "pytest")]
-    job = job_of(*rows, tool(2.0, "finished", "pytest"), tool(3.0, "finished", "ls"))
-    assert [run.ended_s for run in job.tools] == [3.0, 2.0]
-
-
-def test_a_preempted_turn_goes_on() -> None:
-    """A preempted turn is one turn, with the times it was out and back."""
-    rows = [
-        arrival(0.0, 1, 50),
-        start(0.0, 50, 0, 0),
-        event("preempted", 1.0),
-        event("resumed", 2.0, hit_length=48),
-        finish(3.0, 1, 64),
-    ]
-    (turn,) = job_of(*rows).turns
-    assert (turn.preempted_s, turn.resumed_s, turn.ended_s) == ([1.0], [2.0], 3.0)
+def test_what_events_say_of_a_job(
+    rows: list[dict[str, Any]], look: Callable[[JobView], Any], seen: Any
+) -> None:
+    """What a log lost is filled in from the rest of it, and each event goes to its own turn."""
+    assert look(job_of(*rows)) == (pytest.approx(seen) if isinstance(seen, float) else seen)
 
 
 def test_a_job_id_used_again_is_another_job() -> None:
@@ -92,41 +133,6 @@ def test_a_job_id_used_again_is_another_job() -> None:
     first, second = jobs_of(record_of(*TWO_TURNS, *later))
     assert (first.label, second.label) == ("job", "job (2)")
     assert len(second.bubbles) == 1
-
-
-def test_a_record_may_begin_in_mid_job() -> None:
-    """A log whose oldest events were dropped gives what the rest tells."""
-    (turn,) = job_of(*TWO_TURNS[1:3]).turns
-    assert (turn.turn, turn.arrived_s, turn.ended_s) == (None, 1.0, 2.0)
-    (pin,) = job_of(unpinned(5.0, "expired", 4, held_s=2.0), event("closed", 5.0, **CLOSED)).pins
-    assert (pin.pinned_s, pin.end) == (3.0, "expired")
-    rest = job_of(finish(2.0, 1, 112))
-    assert (rest.turns, rest.rows()) == ([], [])
-
-
-def test_parallel_turns_are_told_apart_by_their_prompts() -> None:
-    """A later arrival may start first, and no bubble opens while one of two turns runs."""
-    rows = [arrival(0.0, 1, 50), arrival(0.1, 2, 70), start(0.2, 70, 0, 0, 0.1)]
-    rows += [start(0.5, 50, 0, 0, 0.5), finish(1.0, 2, 80), finish(2.0, 2, 64)]
-    job = job_of(*rows)
-    assert [turn.started_s for turn in job.turns] == [0.5, 0.2]
-    assert [turn.ended_s for turn in job.turns] == [2.0, 1.0]
-    assert job.bubbles == []
-
-
-def test_an_aborted_turn_that_never_ran_opens_no_bubble() -> None:
-    """The gap goes on from the last turn that ran."""
-    rows = [*TWO_TURNS[:3], arrival(3.0, 2, 160), event("aborted", 3.5)]
-    job = job_of(*rows, arrival(4.0, 3, 160), start(4.5, 160, 112, 112, 0.5))
-    assert job.turns[1].is_aborted
-    assert [(bubble.tool_s, bubble.queued_s) for bubble in job.bubbles] == [(2.0, 0.5)]
-
-
-def test_a_prompt_that_drops_history_has_diverged() -> None:
-    """A prompt that repeats less than what the turn before left has diverged."""
-    rows = [*TWO_TURNS[:3], arrival(5.0, 2, 160), start(5.0, 160, 32, 32)]
-    assert job_of(*rows).turns[1].is_diverged
-    assert not job_of(*TWO_TURNS).turns[1].is_diverged
 
 
 def test_totals_add_up_all_jobs() -> None:
@@ -150,15 +156,6 @@ def test_a_first_turn_is_a_jobs_first() -> None:
     second = [arrival(3.0, 2, 20), start(3.0, 20, 0, 0), finish(4.0, 2, 24)]
     small = [arrival(1.0, 1, 9), start(1.5, 9, 0, 0, 0.5), finish(2.0, 1, 0), *second]
     assert totals(jobs_of(record_of(*small)))["queued_first_s"]["n"] == 1
-
-
-def test_an_eviction_belongs_to_the_turn_that_starts_next() -> None:
-    """Evicted tokens are lost to the next turn that starts, and to no other."""
-    rows = [*TWO_TURNS[:-1], arrival(7.0, 3, 200), start(7.0, 200, 176, 176)]
-    assert [turn.lost_tokens for turn in job_of(*rows).turns] == [0, 32, 0]
-    assert [
-        turn.lost_tokens for turn in job_of(event("evicted", 1.0, lost_tokens=5), *rows).turns
-    ] == [5, 32, 0]
 
 
 NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "decision")
