@@ -26,14 +26,13 @@ import numpy as np
 from scipy.optimize import nnls
 
 from agentkv.command_line import (
-    BAD_USAGE,
     DONE,
     FAILED,
     command_parser,
     url,
     whole_number,
 )
-from agentkv.errors import AgentKVError, RunError
+from agentkv.errors import RunError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS
 
@@ -64,25 +63,21 @@ Probe = tuple[int, int, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the profile is written; 1: it is printed alone; 2: nothing was measured."""
+    """0: the profile is written; 1: it is printed alone. Raises where nothing was measured."""
     options = _parser().parse_args(argv)
     out = Path(options.out)
     report = partial(print, file=sys.stderr, flush=True)
     limits = {name: getattr(options, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    try:
-        require_free(out, force=options.force)
-        out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
-        profile = measure(
-            options.base_url,
-            {"name": out.stem, **limits},
-            model=options.model,
-            api_key=options.api_key,
-            num_rounds=options.rounds,
-            report=report,
-        )
-    except (AgentKVError, httpx.HTTPError, OSError) as error:
-        report(f"agentkv simulate calibrate: {error}")
-        return BAD_USAGE
+    require_free(out, force=options.force)
+    out.parent.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
+    profile = measure(
+        options.base_url,
+        {"name": out.stem, **limits},
+        model=options.model,
+        api_key=options.api_key,
+        num_rounds=options.rounds,
+        report=report,
+    )
     step, measured = profile.step, profile.measured
     report(
         f"a step {step.fixed_s * 1e3:.2f} ms, a prefill token {step.prefill_token_s * 1e6:.1f} us, "

@@ -191,7 +191,7 @@ def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     if num_blocks > MAX_BLOCKS:
         raise InputError(
             f"@infinite: {num_blocks:,} blocks for all contexts of the run, allowed are "
-            f"{MAX_BLOCKS:,}; use fewer --jobs or --max-turns"
+            f"{MAX_BLOCKS:,}; use fewer --jobs or --turns"
         )
     return max(num_blocks, machine.num_blocks)
 

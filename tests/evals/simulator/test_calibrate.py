@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from agentkv.cli import main as agentkv
 from agentkv.errors import RunError
-from agentkv.evals.simulator.calibrate import TimedStep, fit, main, state_groups_of
+from agentkv.evals.simulator.calibrate import TimedStep, fit, state_groups_of
 from agentkv.evals.simulator.cost import FittedLine, StepBatch
 from agentkv.evals.simulator.machine import Limits, make_machine
 from agentkv.evals.simulator.simulate import main as simulate
 from agentkv.server.process import ServerProcess
 from tests.http_front import Answer, HttpFront
 
+CALIBRATE = ("simulate", "calibrate")
 NOWHERE = ["--base-url", "http://127.0.0.1:9/v1"]
 
 
@@ -31,7 +33,7 @@ def test_nothing_is_measured_in_vain(
 ) -> None:
     """An --out that exists or cannot be made is refused before the server is asked."""
     (tmp_path / "there.json").write_text("{}")
-    assert main([*NOWHERE, "--out", str(tmp_path / out)]) == 2
+    assert agentkv([*CALIBRATE, *NOWHERE, "--out", str(tmp_path / out)]) == 2
     reported = capsys.readouterr().err
     assert message in reported
     assert ("is the server running" in reported) is (out == "profile.json")
@@ -50,7 +52,10 @@ def test_a_probe_s_answer_of_another_shape_is_told(
     front = HttpFront(lambda _, path, *rest: Answer(200, answers.get(path, [])))
     front.start()
     try:
-        assert main(["--base-url", front.url, "--out", str(tmp_path / "profile.json")]) == 2
+        assert (
+            agentkv([*CALIBRATE, "--base-url", front.url, "--out", str(tmp_path / "profile.json")])
+            == 2
+        )
     finally:
         front.stop()
     assert "asked for 1 tokens, got None: is it a vLLM server?" in capsys.readouterr().err
@@ -71,7 +76,7 @@ def test_a_server_is_measured_and_simulated(
     """A measured profile has the server's pool and times, and `simulate --gpu FILE` takes it."""
     out = tmp_path / "tiny.json"
     flags = ["--base-url", tiny_continuum_server.base_url, "--out", str(out), "--rounds", "2"]
-    assert main(flags) == 0
+    assert agentkv([*CALIBRATE, *flags]) == 0
     profile = json.loads(out.read_text())
     assert profile["block_tokens"] == 32
     assert profile["step"]["fixed_s"] > 0.0
@@ -119,15 +124,3 @@ def test_noise_shows_in_the_error_told() -> None:
     for step in timed():
         fitted_s = found.cost.step_s(step.batch) + found.request_s * step.has_request
         assert fitted_s == pytest.approx(step.seconds, rel=0.15)
-
-
-def test_no_constant_is_below_zero() -> None:
-    """No constant is fitted below zero, even if times fall with size."""
-    steps = [
-        TimedStep(batch, 1.0 / (1 + batch.prefill_tokens + batch.context_tokens), has_request)
-        for batch, has_request in BATCHES
-    ]
-    found = fit(steps)
-    assert found.request_s >= 0.0
-    assert all(getattr(found.cost, name) >= 0.0 for name in FittedLine.__slots__)
-    assert found.cost.fixed_s > 0.0
