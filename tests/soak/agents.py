@@ -1,8 +1,8 @@
 """Random agents on one engine: jobs that arrive, run tools, give up and are reset in any order.
 
 Every random test of the plugin plays them, all decided by a seed, and adds what it looks at: leaks,
-frees and states (`watch/test_kv_frees.py`), KV events (`engine/test_kv_events.py`), weight updates
-(`engine/test_weight_updates.py`), a tier (`tier.py` of this folder).
+frees and states (`watch/test_kv_frees.py`), KV events (`engine/test_kv_events.py`), and a tier
+(`tier.py` of this folder).
 """
 
 from __future__ import annotations
@@ -140,17 +140,12 @@ class Agents:
                 stop=["x"] if rng.random() < 0.2 else None,
                 reply=None if command is None else f"```bash\n{command}\n```",
                 **fields,
-                **self.sampling(),
             )
             request = self.requests[request_id] = self.engine.scheduler.requests[request_id]
             self._last[job] = request
             if job not in UNTAGGED and request_id in self.engine.retention.jobs.turns:
                 self.of_named_jobs.add(request_id)  # and of no second conversation under the id
         self._histories[job] = prompt if len(prompt) < MAX_PROMPT_TOKENS else []
-
-    def sampling(self) -> dict[str, Any]:
-        """What else a request has."""
-        return {}
 
     def steps(self) -> None:
         for _ in range(self.rng.randint(1, 12)):

@@ -102,17 +102,6 @@ def test_other_requests_go_to_the_tier_as_stock_has_it() -> None:
     assert engine.num_blocks_loaded == CONTEXT_BLOCKS
 
 
-@pytest.mark.parametrize("answer", [-1.0, None, math.nan, "all"])
-def test_an_unusable_limit_is_none(answer: object) -> None:
-    """All of the context goes to the tier, and the fault is counted."""
-    policy = type("Bad", (Limited,), {"limit_tokens": answer})
-    engine = Engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
-    engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job")
-    engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
-    assert run_turn(engine, [*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7])[1] == CONTEXT_BLOCKS
-    assert engine.totals["policy_faults_total"] > 0
-
-
 def come_back_often(engine: Engine) -> None:
     """A job's context leaves the GPU before each of its turns."""
     history = prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS)
