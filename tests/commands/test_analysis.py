@@ -15,56 +15,41 @@ from agentkv.commands.analysis import MAX_READ_CHARS, SHOWN_SUBCOMMANDS
 from agentkv.commands.programs import duration_s
 
 KEYS = r"""
-ls -la -> ls
 git status -> git:status
 git -C /repo --no-pager log --oneline -> git:log
 git commit -m 'a message; rm -rf x' -> git:commit
 pip install -U torch -> pip:install
 python -m pytest -q -> python:-m:pytest
 python3.11 -m pip install x -> python:-m:pip
-/usr/bin/python3 scripts/train.py --lr 1 -> python:train.py
 python -c 'print(1)' -> python:-c
 python manage.py migrate -> python:manage.py:migrate
-npm run test -- --watch -> npm:run:test
-docker compose up -d -> docker:compose:up
 make -j4 all -> make:all
 grep test src -> grep
 bin/test sympy/core -> ./test
 ./node_modules/.bin/jest src -> jest:src
-frobnicate --all -> frobnicate
 cd /testbed && python -m pytest -q -> python:-m:pytest
 cd /testbed -> cd
 A=1 B='x y' make -> make
 env A=1 python x.py -> python:x.py
 env -> env
-time make -> make
 sudo -u bob -E apt-get install x -> apt-get:install
-nohup nice -n 5 make test -> make:test
 timeout -k 5 1m cargo test -> cargo:test
 uv run --with x pytest -x -> pytest
 poetry run python -m mypy -> python:-m:mypy
 npx tsc --noEmit -> tsc
 find . -name '*.py' | xargs -n1 grep foo -> find grep
 bash -lc 'cd x && pip install y; git status' -> pip:install git:status
-sh -c "bash -c 'ls'" -> ls
 eval make test -> make:test
-bash scripts/run.sh -> bash:run.sh
 env -S 'A=1 make all' -> make:all
 env -i -S 'make "all' -> make
 sudo -iu bob make -> make
 command -v make -> command:make
-flock -n /tmp/lock make -> make
 flock /tmp/lock -c 'make all' -> make:all
-taskset -c 0-3 make -> make
 taskset -p 1234 -> taskset
-chrt -f 10 make -> make
 su -c 'make all' user -> make:all
-su - user -c 'make all' -> make:all
-runuser -u bob -- make -> make
 runuser -l bob -c 'make all' -> make:all
 script -qc 'make all' /dev/null -> make:all
 script -q /dev/null make -> make
-xvfb-run -a -s '-screen 0' make -> make
 strace -f -o log make -> make
 perf stat -e cycles make -> make
 systemd-run --user -p CPUQuota=50% make all -> make:all
@@ -73,33 +58,25 @@ busybox sleep 3 -> sleep
 mise x node@20 -- npm test -> npm:test
 direnv exec . make -> make
 direnv allow -> direnv:allow
-micromamba run -n e pytest -> pytest
 conda run --live-stream -n e pytest -> pytest
-pixi run -e dev pytest -> pytest
 pixi run test -> pixi:run:test
 hatch -e dev run pytest -> pytest
-hatch run test -> hatch:run:test
 uv --project x run pytest -> pytest
 uv tool run ruff check -> ruff:check
 pnpm dlx jest -> jest
 npx -c 'jest --ci' -> jest
 git bisect run make test -> make:test
 parallel -j4 make -C {} ::: a b -> make
-bash -o pipefail -c 'make' -> make
-bash -euo pipefail -c 'make' -> make
 bash -eu -o pipefail -c 'make' -- arg -> make
 bash -co pipefail 'make' -> make
 bash -c -- 'make' -> make
 fish -c 'make' -> make
 bash -o pipefail run.sh -> bash:run.sh
-sh -e build.sh -> sh:build.sh
 python -W ignore -m pytest -> python:-m:pytest
 python -X dev -W error::UserWarning -m pytest -> python:-m:pytest
 python -mpytest -q -> python:-m:pytest
-python -um pytest -> python:-m:pytest
 python -We x.py -> python:x.py
 python -uc 'print(1)' -> python:-c
-python -X dev - -> python:-
 node -pe '1' -> node:-e
 python -- x.py -> python:x.py
 perl -MData::Dumper -ne 'print' f -> perl:-e
@@ -108,12 +85,9 @@ php -d memory_limit=1 -r 'x();' -> php:-r
 npm -w app run test -> npm:run:test
 yarn workspace app run test -> yarn:run:test
 mvn -T 4 install -> mvn:install
-npm run --silent test -> npm:run:test
 make -j 8 V=1 test -> make:test
 cargo +nightly test -> cargo:test
 docker compose -f x.yml up -d -> docker:compose:up
-conda env create -f e.yml -> conda:env:create
-go mod download -> go:mod:download
 ./gradlew -x test :app:assembleDebug -> gradlew:app:assembleDebug
 celery -A app worker -> celery:worker
 cmake --build build -j8 -> cmake:--build
@@ -128,14 +102,10 @@ docker exec -it -w /x c bash -lc 'make' -> docker:exec make
 docker run --rm -v $PWD:/x -e A=1 image make -> docker:run make
 docker run -d image make -> docker:run
 docker compose -f x.yml exec -T web pytest -> docker:compose:exec pytest
-kubectl exec -it pod -c x -- make -> kubectl:exec make
 f() { make; }; ls -> ls
 f() { f; }; f -> f
-make && make install -> make make:install
 a; b || c -> a b c
 (cd x; make) && ls -> make ls
-{ ls; pwd; } -> ls pwd
-ls | sort | head -3 -> ls sort head
 echo $(git rev-parse HEAD) -> git:rev-parse echo
 X=$(ls | wc -l) -> ls wc
 diff <(sort a) <(uniq b) -> sort uniq diff
@@ -287,24 +257,13 @@ def test_a_word_gives_seconds(word: str, seconds: float | None) -> None:
     assert duration_s(word) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["\udcff\udcfe ls", "ls \x00 -l", "é ü 漢字", "'", '"$(', "<<", ")("]
+@given(
+    st.text(alphabet=st.sampled_from("ab $(){}[]<>|&;'\"`\\\n#=!-/*~01\0\udcff漢"), max_size=120)
 )
-def test_text_that_is_not_bash_gives_what_can_be_read(text: str) -> None:
-    """Lone surrogates (bytes that were not UTF-8), NULs and open quotes raise no error."""
-    analyze_command(text)
-
-
-def test_anything_but_a_text_is_an_error() -> None:
-    """A command that is not a str raises TypeError, with what to do about a call without one."""
-    with pytest.raises(TypeError, match="leave that one out"):
-        analyze_command(None)  # type: ignore[arg-type]
-
-
-@given(st.text(alphabet=st.sampled_from("ab $(){}[]<>|&;'\"`\\\n#=!-/*~01"), max_size=120))
 @settings(max_examples=300, deadline=None)
 def test_any_shell_like_text_is_read(text: str) -> None:
-    """Any shell-like text can be read, and each program's key begins with its name."""
+    """Any text can be read, also with bytes that were not UTF-8, and each program's key begins with
+    its name."""
     for program in analyze_command(text).programs:
         assert program.key.startswith(program.name)
         assert program.argv[0] == program.name

@@ -92,50 +92,52 @@ def test_messages_of_every_shape_are_read(message: object, expected: list[str]) 
     assert commands(message) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        *(('{"command": "ls"}', "ls"), ('{"cmd": "ls"}', "ls"), ('{"code": "ls"}', "ls")),
-        *(({"script": "\nls\n"}, "ls"), ('{"commands": "ls"}', "ls")),
-        ('{"command": ["grep", "-r", "a b"]}', "grep -r 'a b'"),
-        ('{"command": ["bash", "-lc", "ls | wc"]}', "bash -lc 'ls | wc'"),
-        *(('{"argv": ["ls", "-l"]}', "ls -l"), ('{"command": null, "cmd": "ls"}', "ls")),
-        *(('{"command": "  ls  "}', "  ls  "), ('{"command": "cd a\\n\\nls\\n"}', "cd a\n\nls")),
-        ('{"command": "ls", "timeout": 5}', "ls"),
-        ('{"commands": ["cd src", "ls -l"]}', "cd src\nls -l"),
-        ('{"command": "ls", "args": ["-la", "a b"]}', "ls -la 'a b'"),
-        *(('{"cmd": ["ls"], "args": ["-la"]}', "ls -la"), ('{"command": "ls", "args": []}', "ls")),
-        ('{"command": "ls", "args": {"a": 1}}', "ls"),
-        ('{"script": "ls $1", "args": ["a"]}', "ls $1"),
-        *(('{"command": "", "args": ["-la"]}', None), ('{"command": ""}', None)),
-        *(('{"command": " \\n"}', None), ('{"command": []}', None)),
-        *(('{"command": ["ls", 1]}', None), ('{"command": 7}', None)),
-        *(('{"path": "main.py"}', None), ("{}", None), ("", None), (None, None)),
-    ],
-)
-def test_the_command_is_taken_from_the_arguments(arguments: object, command: str | None) -> None:
-    """A bash tool's command is a text argument or shell-joined words, None if there is neither."""
-    assert commands(chat_call("bash", arguments)) == [command]
+TAKEN: list[tuple[object, str | None]] = [
+    *(('{"command": "ls"}', "ls"), ('{"cmd": "ls"}', "ls"), ('{"code": "ls"}', "ls")),
+    *(({"script": "\nls\n"}, "ls"), ('{"commands": "ls"}', "ls")),
+    ('{"command": ["grep", "-r", "a b"]}', "grep -r 'a b'"),
+    ('{"command": ["bash", "-lc", "ls | wc"]}', "bash -lc 'ls | wc'"),
+    *(('{"argv": ["ls", "-l"]}', "ls -l"), ('{"command": null, "cmd": "ls"}', "ls")),
+    *(('{"command": "  ls  "}', "  ls  "), ('{"command": "cd a\\n\\nls\\n"}', "cd a\n\nls")),
+    *(('{"command": "ls", "timeout": 5}', "ls"), ('{"commands": ["cd x", "ls"]}', "cd x\nls")),
+    ('{"command": "ls", "args": ["-la", "a b"]}', "ls -la 'a b'"),
+    *(('{"cmd": ["ls"], "args": ["-la"]}', "ls -la"), ('{"command": "ls", "args": []}', "ls")),
+    *(('{"command": "ls", "args": {"a": 1}}', "ls"), ('{"script": "a $1", "args": ["a"]}', "a $1")),
+    *(('{"command": "", "args": ["-la"]}', None), ('{"command": ""}', None)),
+    *(('{"command": " \\n"}', None), ('{"command": []}', None)),
+    *(('{"command": ["ls", 1]}', None), ('{"command": 7}', None)),
+    *(('{"path": "main.py"}', None), ("{}", None), ("", None), (None, None)),
+    # JSON in JSON, and Python's quotes
+    *((json.dumps(json.dumps({"command": "ls"})), "ls"), ("{'command': 'ls'}", "ls")),
+    (json.dumps(json.dumps(json.dumps({"command": "ls"}))), "ls"),
+    (json.dumps("{'command': 'ls', 'wait': True}"), "ls"),
+]
+BROKEN = [*("{broken", '{"command": "ls', "[1]", '"ls"', "7", "null", 7, ["ls"], "[" * 10_000)]
+BASH_NAMES = """
+bash Bash shell sh zsh terminal execute_bash run_bash run_command run_shell_command execute_command
+exec_command exec run local_shell container.exec functions.bash functions.bash:0 bash_20250124
+mcp__box__run_command runShellCommand developer__shell run_terminal_cmd
+"""
+LS_COMMAND = '{"command": "ls"}'
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "arguments", "expected"),
     [
-        *("bash", "Bash", "shell", "sh", "zsh", "terminal", "execute_bash", "run_bash"),
-        *("run_command", "run_shell_command", "execute_command", "exec_command", "exec", "run"),
-        *(
-            "local_shell",
-            "container.exec",
-            "functions.bash",
-            "functions.bash:0",
-            "mcp__box__run_command",
-        ),
-        *("runShellCommand", "developer__shell", "run_terminal_cmd", "bash_20250124"),
+        *(("bash", arguments, [command]) for arguments, command in TAKEN),
+        *(("bash", arguments, []) for arguments in BROKEN),
+        *((name, LS_COMMAND, ["ls"]) for name in BASH_NAMES.split()),
+        *((name, LS_COMMAND, []) for name in (None, "", 7, [], {})),
     ],
 )
-def test_a_tool_whose_name_says_bash_runs_its_command(name: str) -> None:
-    """A tool runs bash if its name says so in any spelling and behind any namespace."""
-    assert commands(chat_call(name, '{"command": "ls"}')) == ["ls"]
+def test_the_command_is_taken_from_the_arguments(
+    name: object, arguments: object, expected: list[str | None]
+) -> None:
+    """A tool runs bash if its name says so in any spelling; its command is a text argument or
+    shell-joined words. A call without a name or an object is dropped, and the next one is kept."""
+    message = chat_call(name, arguments)
+    message["tool_calls"] += [STRUCTURED]
+    assert commands(message) == [*expected, "ls -la"]
 
 
 @pytest.mark.parametrize(
@@ -156,30 +158,6 @@ def test_other_tools_run_no_command(name: str, arguments: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{broken", '{"command": "ls', "[1]", '"ls"', "7", "null", 7, ["ls"], "[" * 10_000]
-)
-def test_arguments_that_are_no_object_give_no_call(arguments: object) -> None:
-    """A call whose arguments are not a JSON object is dropped, and the next one is kept."""
-    message = chat_call("bash", arguments)
-    message["tool_calls"] += [STRUCTURED]
-    assert commands(message) == ["ls -la"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        json.dumps(json.dumps({"command": "make"})),
-        json.dumps(json.dumps(json.dumps({"command": "make"}))),
-        "{'command': 'make'}",
-        json.dumps("{'command': 'make', 'wait': True}"),
-    ],
-)
-def test_arguments_encoded_twice_or_as_in_python_are_read(arguments: str) -> None:
-    """JSON within JSON and the quotes of Python hide no command."""
-    assert commands(chat_call("bash", arguments)) == ["make"]
-
-
-@pytest.mark.parametrize(
     "name",
     [
         *("bash<|channel|>commentary", "<|constrain|>bash", "bash <|end|>", "[TOOL_CALLS]bash"),
@@ -189,12 +167,6 @@ def test_arguments_encoded_twice_or_as_in_python_are_read(arguments: str) -> Non
 def test_control_tokens_are_no_part_of_a_name(name: str) -> None:
     """A token that a server left before or behind a tool's name is dropped."""
     assert [call.name for call in parse_tool_calls(chat_call(name, "{}"))] == ["bash"]
-
-
-@pytest.mark.parametrize("name", [None, "", 7, [], {}])
-def test_a_call_without_a_name_is_none(name: object) -> None:
-    """A call whose name is missing or not a text is dropped."""
-    assert parse_tool_calls(chat_call(name, '{"command": "ls"}')) == []
 
 
 USE = {"type": "tool_use", "id": "c", "name": "bash", "input": {"command": "ls"}}
