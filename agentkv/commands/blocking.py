@@ -61,9 +61,10 @@ def awaited(call: str | Call | Awaited) -> Awaited:
         return call
     if isinstance(call, str) or not hasattr(call, "arguments"):
         return Awaited(cast(str, call))
-    arguments, (tool_unit_s, default_s, max_s) = call.arguments, _tool_of(call)
-    if _last_name(call.name) in _VALUES["asking"]:
+    arguments, last_name = call.arguments, _NAMESPACE_END.split(call.name)[-1]
+    if last_name in _VALUES["asking"]:
         return Awaited("", None, True)
+    tool_unit_s, default_s, max_s = _tool_of(call, last_name)
     # Terminal-bench's Terminus waits `duration` behind its keystrokes, done or not
     waits_only = "keystrokes" in arguments and "is_blocking" not in arguments
     action = arguments.get("action")
@@ -128,13 +129,8 @@ def _seconds(value: object, unit_s: float | None) -> float | None:
     return number * unit_s
 
 
-def _last_name(name: str) -> str:
-    return _NAMESPACE_END.split(name)[-1]
-
-
-def _tool_of(call: Call) -> tuple[float | None, float | None, float]:
+def _tool_of(call: Call, last_name: str) -> tuple[float | None, float | None, float]:
     """Return the seconds of the tool's unit, of its usual and of its highest limit."""
-    last_name = _last_name(call.name)
     for row in _TABLES["tool"]:
         names = row["names"].split()
         is_named = not names or call.name in names or last_name in names

@@ -146,10 +146,7 @@ def read_harmony(reply: ReplyText, opener: re.Match[str]) -> Reading:
         return Reading(end.start()) if end else reply.cut_off
     if _ELEMENT.match(reply.text, opener.end()):  # of Muse Glimmer, read on its own
         return Reading(opener.end())
-    return _read_harmony_call(reply, opener, recipient[1].removeprefix("functions."))
-
-
-def _read_harmony_call(reply: ReplyText, opener: re.Match[str], name: str) -> Reading:
+    name = recipient[1].removeprefix("functions.")
     is_json = reply.text.startswith("{", opener.end())
     decoded = reply.json_at(opener.end()) if is_json else None
     if decoded and _HARMONY_END_OF_JSON.match(reply.text, decoded[1]):
