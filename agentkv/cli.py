@@ -26,7 +26,7 @@ COMMANDS = {
     "verify-pin": (
         "evals.commands.verify_pin",
         "bench",
-        "check from outside that pins hold and end",
+        "check from outside that pins last and end",
     ),
     "bench": ("evals.commands.bench", "bench", "play agent jobs on servers, and measure them"),
     "simulate": (
@@ -39,7 +39,7 @@ COMMANDS = {
         "bench,vllm",
         "play a server's own log under stock vLLM, too",
     ),
-    "record": ("evals.commands.record", "", "show a server's jobs, or what agents' logs hold"),
+    "record": ("evals.commands.record", "", "show a server's jobs, or what agents' logs have"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench and simulate"),
     "swebench": (

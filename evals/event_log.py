@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 from agentkv.errors import InputError, reason_of
 from agentkv.integrations.vllm.watch.job_view import (
-    KEPT_ENDS,
-    WASTED_ENDS,
     JobTokens,
     JobView,
     PinView,
@@ -228,15 +226,15 @@ def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
     return {
         "jobs": len(jobs),
         **_turn_counts(turns),
-        "bubble_s": _spread(bubble.seconds for bubble in bubbles),
+        "bubble_s": _spread(sum(bubble) for bubble in bubbles),
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
-        **_hits([job.tokens for job in jobs], turns),
+        **_hits([job.tokens for job in jobs]),
         "ttft_first_s": _spread(_ttfts(t for t in turns if t.turn == 1)),
         "ttft_later_s": _spread(_ttfts(t for t in turns if t.is_later)),
         "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
-        "queued_evicted_s": _spread(_waits(t for t in turns if t.lost_tokens)),
-        "queued_kept_s": _spread(_waits(t for t in turns if t.is_later and not t.lost_tokens)),
+        "queued_evicted_s": _spread(_waits(filter(_was_evicted, turns))),
+        "queued_kept_s": _spread(_waits(t for t in turns if t.is_later and not _was_evicted(t))),
         **_pins([pin for job in jobs for pin in job.pins]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
@@ -252,11 +250,11 @@ def job_row(job: JobView) -> dict[str, Any]:
         "ended_s": round(job.ended_s, 6),
         "close_reason": job.close_reason,
         **_turn_counts(job.turns),
-        "bubbles_s": [round(bubble.seconds, 6) for bubble in job.bubbles],
+        "bubbles_s": [round(sum(bubble), 6) for bubble in job.bubbles],
         "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
-        **_hits([job.tokens], job.turns),
-        "queued_evicted_s": [round(s, 6) for s in _waits(t for t in job.turns if t.lost_tokens)],
+        **_hits([job.tokens]),
+        "queued_evicted_s": [round(s, 6) for s in _waits(filter(_was_evicted, job.turns))],
         **_pins(job.pins),
         "turn_rows": [_turn_row(turn) for turn in job.turns],
     }
@@ -264,7 +262,7 @@ def job_row(job: JobView) -> dict[str, Any]:
 
 _TURN_FIELDS = (
     *("turn", "arrived_s", "started_s", "ended_s", "prompt_tokens", "hit_tokens"),
-    *("expected_hit_tokens", "lost_tokens", "is_diverged", "is_aborted", "is_retry"),
+    *("expected_tokens", "missed", "is_aborted", "is_retry"),
 )
 
 
@@ -281,37 +279,43 @@ def _turn_counts(turns: Sequence[TurnView]) -> dict[str, int]:
         "turns": len(turns),
         "turns_finished": sum(t.ended_s is not None and not t.is_aborted for t in turns),
         "turns_aborted": sum(turn.is_aborted for turn in turns),
-        "turns_evicted": sum(turn.lost_tokens > 0 for turn in turns),
-        "turns_diverged": sum(turn.is_diverged for turn in turns),
+        "turns_evicted": sum(map(_was_evicted, turns)),
+        "turns_diverged": sum(turn.missed == "diverged" for turn in turns),
         "preemptions": sum(len(turn.preempted_s) for turn in turns),
     }
 
 
-def _hits(jobs: Sequence[JobTokens], turns: Sequence[TurnView]) -> dict[str, Any]:
+def _was_evicted(turn: TurnView) -> bool:
+    """Whether its prompt repeats what the cache had lost."""
+    return turn.missed not in (None, "diverged")
+
+
+def _hits(jobs: Sequence[JobTokens]) -> dict[str, Any]:
     """Tokens of later turns: a first turn has nothing of its own to find."""
-    later = [turn for turn in turns if turn.is_later]
     prompt_tokens = sum(job.later_prompt_tokens for job in jobs)
     hit_tokens = sum(job.later_hit_tokens for job in jobs)
+    recomputed = sum((Counter[str](job.recomputed_tokens) for job in jobs), Counter[str]())
     return {
         "prompt_tokens": prompt_tokens,
         "hit_tokens": hit_tokens,
-        "expected_hit_tokens": sum(turn.expected_hit_tokens for turn in later),
-        "lost_tokens": sum(turn.lost_tokens for turn in turns),
+        "expected_tokens": sum(job.expected_tokens for job in jobs),
+        "recomputed_tokens": dict(recomputed),
         "hit_rate": round(hit_tokens / prompt_tokens, 6) if prompt_tokens else None,
     }
 
 
+_ENDS = {"kept": ("returned",), "wasted": ("expired", "slow", "lease", "forgotten", "pressure")}
+"""Ends of a pin that paid, or cost memory in vain; logs of 0.1 say `forgotten` for `lease`."""
+
+
 def _pins(pins: Sequence[PinView]) -> dict[str, Any]:
-    kept = [pin for pin in pins if pin.end in KEPT_ENDS]
-    wasted = [pin for pin in pins if pin.end in WASTED_ENDS]
-    return {
-        "pins": len(pins),
-        "pins_kept": len(kept),
-        "pins_wasted": len(wasted),
-        "pin_ends": dict(Counter(pin.end for pin in pins if pin.end is not None)),
-        "kept_block_s": round(sum(pin.block_seconds for pin in kept), 6),
-        "wasted_block_s": round(sum(pin.block_seconds for pin in wasted), 6),
-    }
+    found: dict[str, Any] = {"pins": len(pins)}
+    found["pin_ends"] = dict(Counter(pin.end for pin in pins if pin.end is not None))
+    for name, ends in _ENDS.items():
+        ended = [pin for pin in pins if pin.end in ends]
+        cost = sum(pin.blocks * ((pin.ended_s or 0.0) - pin.pinned_s) for pin in ended)
+        found |= {f"pins_{name}": len(ended), f"{name}_block_s": round(cost, 6)}
+    return found
 
 
 def _waits(turns: Iterable[TurnView]) -> list[float]:

@@ -1,4 +1,4 @@
-"""How long idle KV is worth keeping: Continuum's time-to-live, and the rent-or-buy hold time.
+"""How long idle KV is worth keeping: Continuum's time-to-live, and the rent-or-buy TTL.
 
 Pure arithmetic on measured durations, called by the policies of the vLLM plugin. It knows nothing
 of vLLM, blocks or clocks. Source for the TTL: Continuum, arXiv 2511.02230 v6.
@@ -14,7 +14,7 @@ from agentkv.durations.windows import DurationWindow, Memoryfulness, ToolDuratio
 QUEUEING_WINDOW = 100
 """Queueing delays kept."""
 HOLD_SHARES = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Hold times that are weighed, as shares of the price."""
+"""TTLs that are weighed, as shares of the price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class FixedTTL:
 
 
 def best_hold_s(p_over: Callable[[float], float], price_s: float) -> float:
-    """Return the hold time, of HOLD_SHARES times `price_s`, with the least expected cost.
+    """Return the TTL, of HOLD_SHARES times `price_s`, with the least expected cost.
 
     `p_over(seconds)` is the probability that idle memory is needed again later than that;
-    `price_s` is what rebuilding costs, in the same seconds that holding costs: the rent-or-buy
-    problem with a known distribution. Without one, holding for the price itself costs at most twice
+    `price_s` is what rebuilding costs, in the same seconds that pinning costs: the rent-or-buy
+    problem with a known distribution. Without one, pinning for the price itself costs at most twice
     the least (Karlin et al., Competitive snoopy caching, 1988).
     """
     best_s, least_s = 0.0, price_s

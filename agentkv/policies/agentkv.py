@@ -1,6 +1,6 @@
 """The `agentkv` policy: who goes first, what may be taken from whom, who is admitted, who yields.
 
-While memory is not contended, every rule but the hold time leaves everything as stock has it.
+While memory is not contended, every rule but the TTL leaves everything as stock has it.
 docs/explanation/agentkv-policy.md has the reasons.
 """
 
@@ -81,7 +81,7 @@ class AgentKVPolicy(Policy):
     """Pins, orders, admits and preempts the jobs of one engine by four rules.
 
     1. A new job is admitted once all present jobs are expected to fit to their end.
-    2. Idle KV is held for as long as that costs less than recomputing it, or loading it, where a
+    2. Idle KV is pinned for as long as that costs less than recomputing it, or loading it, where a
        tier has copies.
     3. If memory runs short all the same, jobs go in order of arrival, and a waiting turn takes idle
        KV only from jobs that arrived after its own, last blocks first. A running turn takes from
@@ -113,15 +113,15 @@ class AgentKVPolicy(Policy):
         return self.settings.admission and super().has_admission_control
 
     def break_even_s(self, cost: RestoreCost) -> float:
-        """Return the seconds of holding a context that cost as much as recomputing it.
+        """Return the seconds of pinning a context that cost as much as recomputing it.
 
-        Holding n tokens takes n token-seconds of memory a second; recomputing them costs as much as
+        Pinning n tokens takes n token-seconds of memory a second; recomputing them costs as much as
         letting the whole pool wait for `pool_seconds`.
         """
         return self.pool_tokens * cost.pool_seconds / max(cost.num_tokens, 1)
 
     def price_s(self, cost: RestoreCost) -> float:
-        """Return the seconds of holding a context that cost as much as restoring it.
+        """Return the seconds of pinning a context that cost as much as restoring it.
 
         The part that is recomputed costs `break_even_s`; the part that a tier loads back, the
         seconds of loading, in which its memory is taken already.
@@ -135,12 +135,12 @@ class AgentKVPolicy(Policy):
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
         """Pin for the price of restoring, also where the reply runs nothing known."""
         seconds = max(self.price_s(cost), READING_TTL_S)
-        return self.capped(seconds, "until holding costs as much as coming back")
+        return self.capped(seconds, "until the pin costs as much as coming back")
 
     def decide(
         self, command: str | None, cost: RestoreCost, prediction: Prediction | None = None
     ) -> Decision:
-        """Pin until the expected cost of holding and of restoring is least."""
+        """Pin until the expected cost of pinning and of restoring is least."""
         if prediction is None:
             return Decision(self.undecided_ttl(cost), command)
         price_s = self.price_s(cost)
@@ -150,7 +150,7 @@ class AgentKVPolicy(Policy):
             if hold_s
             else "too long for a pin"
         )
-        worth = f"coming back is worth {price_s:.2f} s of holding"
+        worth = f"coming back is worth {price_s:.2f} s of a pin"
         ttl = self.capped(hold_s, f"{odds}, {worth}")
         return Decision.predicted(command, prediction, ttl, is_from_now=False)
 
@@ -219,7 +219,7 @@ class AgentKVPolicy(Policy):
         """Hold a new job back until the peak of all jobs fits into the pool less the headroom.
 
         All jobs are expected to go on turn by turn, each growing until it ends, or for the turns of
-        the horizon. Idle KV counts in full only while restoring contexts has cost more than holding
+        the horizon. Idle KV counts in full only while restoring contexts has cost more than pinning
         them has. While the pool is nearly empty, fewer turns count.
         """
         newcomer, free_blocks = request.newcomer, request.free_blocks

@@ -132,7 +132,7 @@ class EngineView(Protocol):
 
     @property
     def pins(self) -> Collection[Pin[Any]]:
-        """The KV that is held for jobs whose tool runs."""
+        """The KV that is pinned for jobs whose tool runs."""
         ...
 
     @property
@@ -217,7 +217,7 @@ class Policy:
         """Return a TTL of at most `max_ttl_s`."""
         return TTL(min(seconds, self.settings.max_ttl_s), reason)
 
-    # How long a finished turn's KV is held
+    # How long a finished turn's KV is pinned
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
         """Return the TTL of a turn that has just finished and whose tool is not known yet.

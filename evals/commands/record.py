@@ -1,4 +1,4 @@
-"""`agentkv record`: the table of a server's jobs, of a run's, or of what a log of agents holds.
+"""`agentkv record`: the table of a server's jobs, of a run's, or of what a log of agents has.
 
 SOURCE is the URL of a server with the plugin, its scheduler_timestamps.jsonl (or that folder), the
 folder of a run, or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its
@@ -16,12 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkv.command_line import (
-    DONE,
-    add_json,
-    command_parser,
-    whole_number,
-)
+from agentkv.command_line import DONE, add_json, command_parser, whole_number
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
@@ -34,12 +29,11 @@ from ..traces.story import summary as summary_of_agents
 
 _MAX_LABEL_CHARS = 24
 _COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted")
-_MORE_COLUMNS = ("wait after s", "pins", "kept", "wasted", "preempted", "closed")
+_MORE_COLUMNS = ("wait after s", "pins", "used", "wasted", "preempted", "closed")
 LEGEND = (
     "tools, queue: from a turn's end to the next one's arrival, and from there to its start; hit:"
     "\nshare of later turns' prompts found in the cache; evicted: turns whose KV was gone, and how"
-    "\nlong those waited; pins: holds between turns; kept: the next turn came in time; wasted: it "
-    "did not"
+    "\nlong those waited; pins: KV kept for the next turn; used: it came in time; wasted: did not"
 )
 
 
@@ -118,19 +112,20 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
 def summary(total: Mapping[str, Any]) -> list[str]:
     """Say in two sentences what the cache gave, then the numbers behind them."""
     ends = ", ".join(f"{n} {end}" for end, n in sorted(total["pin_ends"].items())) or "none ended"
-    held = total["kept_block_s"] + total["wasted_block_s"]
-    wasted = cell(total["wasted_block_s"] / held if held else None, ".0%")
+    pinned = total["kept_block_s"] + total["wasted_block_s"]
+    wasted = cell(total["wasted_block_s"] / pinned if pinned else None, ".0%")
+    lost = ", ".join(f"{n:,} {reason}" for reason, n in total["recomputed_tokens"].items())
     found = (
         f"Later turns found {total['hit_rate']:.0%} of their prompts in the cache: "
         f"{total['hit_tokens']} of {total['prompt_tokens']} tokens; "
-        f"{total['expected_hit_tokens']} repeat the turn before."
+        f"{total['expected_tokens']} were left there by the turns before."
         if total["prompt_tokens"]
         else "No job had a second turn: there was nothing to find in the cache."
     )
     return [
         found,
-        f"{total['turns_evicted']} turns computed {total['lost_tokens']} tokens again that were no "
-        f"longer there; {total['turns_diverged']} repeated only a part of the turn before.",
+        f"Computed twice: {lost or 'none'}; {total['turns_evicted']} turns whose KV was gone, "
+        f"{total['turns_diverged']} whose prompt had changed.",
         "",
         f"{total['jobs']} {'job' if total['jobs'] == 1 else 'jobs'}, "
         f"{total['turns']} turns ({total['turns_finished']} finished, "
@@ -145,7 +140,7 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"               KV was gone    {_seconds(total['queued_evicted_s'])}",
         f"overtaken      first turns    {_overtaken(total['passed_over']['first'])}",
         f"               later turns    {_overtaken(total['passed_over']['continuing'])}",
-        f"holds          {total['pins']}: {ends}; {wasted} of the memory held (blocks x seconds) "
+        f"pins           {total['pins']}: {ends}; {wasted} of pinned memory (blocks x seconds) "
         "was in vain",
     ]
 

@@ -289,7 +289,7 @@ class PinExperiment:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: pins hold and end as they should; 1: they do not. Raises where nothing can be checked."""
+    """0: pins last and end as they should; 1: they do not. Raises where nothing can be checked."""
     options = _parser().parse_args(argv)
     # With --json, standard output carries the document and nothing else.
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -328,7 +328,7 @@ def judge(run: PinRun) -> dict[str, list[str]]:
     held = [run.blocks_at_start, *(row.blocks_after for row in turns)]
     traffic = []
     if run.blocks_at_start:
-        traffic.append(f"{run.blocks_at_start} blocks were held before the run began")
+        traffic.append(f"{run.blocks_at_start} blocks were in use before the run began")
     if (number := run.num_foreign_requests) > 0:
         traffic.append(f"{number} other requests ran, so usage is not this job's alone")
     left = last.blocks_after - run.blocks_at_start
@@ -341,7 +341,7 @@ def judge(run: PinRun) -> dict[str, list[str]]:
             for turn, (earlier, later) in enumerate(pairwise(held), start=1)
             if later <= earlier
         ],
-        "usage zero after the last step": [f"turn {last.turn}: {left} blocks are still held"]
+        "usage zero after the last step": [f"turn {last.turn}: {left} blocks are still in use"]
         if left
         else [],
         "usage zero after a TTL runs out": _left_after_ttl(run.ttl_trial),
@@ -356,7 +356,7 @@ def judge(run: PinRun) -> dict[str, list[str]]:
 
 def _move_in_gap(row: TurnRow, blocks_at_start: int) -> str | None:
     if row.blocks_after <= blocks_at_start:
-        return f"turn {row.turn}: no block was held when the turn had ended"
+        return f"turn {row.turn}: no block was pinned when the turn had ended"
     if not row.change_in_gap_blocks:
         return None
     readings = ", ".join(map(str, row.gap_blocks))
@@ -365,11 +365,11 @@ def _move_in_gap(row: TurnRow, blocks_at_start: int) -> str | None:
 
 def _left_after_ttl(trial: TTLTrial) -> list[str]:
     if trial.blocks_after <= trial.blocks_before:
-        return ["no block was held after the second job's turn, so no TTL could run out"]
+        return ["no block was pinned after the second job's turn, so no TTL could run out"]
     if trial.held_s is not None:
         return []
     left = trial.blocks_at_end - trial.blocks_before
-    return [f"{left} blocks are still held {trial.waited_s:.1f} s after the turn"]
+    return [f"{left} blocks are still pinned {trial.waited_s:.1f} s after the turn"]
 
 
 def verdict_lines(run: PinRun, checks: Mapping[str, Sequence[str]]) -> list[str]:

@@ -47,7 +47,7 @@ class CacheWise(Policy):
     settings_class = CacheWiseSettings
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until memory runs short")
+        return self.capped(float("inf"), "pinned until memory runs short")
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Turns with few tokens to compute go first; without a pin nothing counts as cached."""

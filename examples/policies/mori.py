@@ -71,7 +71,7 @@ class Mori(Policy):
         return max([job.context_tokens, *(turn.num_prompt_tokens for turn in job.live.values())])
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until memory runs short")
+        return self.capped(float("inf"), "pinned until memory runs short")
 
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest

@@ -15,4 +15,4 @@ class PinForever(Policy):
     """Holds each finished turn for as long as the settings allow; order is stock's."""
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until the job returns")
+        return self.capped(float("inf"), "pinned until the job returns")

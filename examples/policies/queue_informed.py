@@ -33,7 +33,7 @@ class QueueInformed(Policy):
     settings: QueueInformedSettings
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until memory runs short")
+        return self.capped(float("inf"), "pinned until memory runs short")
 
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest

@@ -32,7 +32,7 @@ class SoftRetention(Policy):
     settings: SoftRetentionSettings
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until memory runs short")
+        return self.capped(float("inf"), "pinned until memory runs short")
 
     def claim(self, pin: Pin[Any]) -> float:
         """The context's priority as it counts now, more for what is kept longer."""

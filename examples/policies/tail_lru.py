@@ -49,7 +49,7 @@ class TailLRU(Policy):
         """Q: tokens that the next prompt is expected to add."""
 
     def undecided_ttl(self, cost: RestoreCost) -> TTL:
-        return self.capped(float("inf"), "held until memory runs short")
+        return self.capped(float("inf"), "pinned until memory runs short")
 
     def held_tokens(self, cost: RestoreCost) -> float:
         """L + Q - X, at least nothing and at most all."""

@@ -58,7 +58,7 @@ def test_a_context_is_held_by_the_price_of_the_tool(
     (decision,) = events_of(server, job_id, "decision")
     assert decision["command"] == key
     assert (decision["ttl_s"] > 0) == is_held
-    assert f"coming back is worth {PRICE_S:.2f} s of holding" in decision["reason"]
+    assert f"coming back is worth {PRICE_S:.2f} s of a pin" in decision["reason"]
     chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
 
 

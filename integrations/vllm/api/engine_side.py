@@ -78,7 +78,6 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
         "is_under_pressure": scheduler.admission.is_memory_short,
         **{name: total for name, total in counted.items() if name != "recomputed_tokens_total"},
         "tokens": watchers.misses.total.as_dict(),
-        "steps": scheduler.steps.as_dict(),
         "learned": {
             "tool_durations": learned.durations.num_observed,
             "queueing_delay_s": learned.queueing.mean_s,
@@ -128,11 +127,11 @@ def keys_to_explain(
 ) -> list[str]:
     """Return the keys of this client's jobs, or of anybody's: of those with that id, or of the
     worst. Jobs that are over are among them."""
-    misses = scheduler.watchers.misses
+    misses, log = scheduler.watchers.misses, scheduler.watchers.log
     if job_id is None:
         keys = misses.worst(client, worst)
     else:
-        keys = misses.named(job_id) if client is None else [JobKey(client, job_id)]
+        keys = log.named(job_id) if client is None else [JobKey(client, job_id)]
     return [str(key) for key in keys if misses.knows(key)]
 
 

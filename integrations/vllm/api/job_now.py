@@ -22,7 +22,7 @@ _UNDECIDED = Decision(TTL(0.0, ""))
 
 def name_of(scheduler: RetainingScheduler, viewer: str | None, key: JobKey) -> str:
     """A job's id; viewers of all (None) read whose it is if jobs of several clients have that."""
-    is_shared = viewer is None and scheduler.watchers.misses.is_id_shared(key)
+    is_shared = viewer is None and scheduler.watchers.log.num_named[key.own_id] > 1
     return f"{key.own_id} of {key.client}" if is_shared else key.own_id
 
 

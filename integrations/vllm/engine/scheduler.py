@@ -33,8 +33,8 @@ from ..retention import CacheGroup, KeptBlocks, KVPool, QueueRank
 from ..retention.background import BackgroundWorker, Task
 from ..retention.manager import RetentionManager
 from ..retention.predictor import MAX_REPLY_TOKENS, Reply
-from ..watch.counters import Counters, StepStats
-from ..watch.watchers import FaultLog, Gauges, RuleFaultLog, Watchers
+from ..watch.counters import Counters
+from ..watch.watchers import FaultLog, Gauges, Watchers
 from . import seam
 from .queue import RankedQueue, RunningOrder
 from .requests import ReplyDecoder, ReplyParser, arriving, client_of, tags_of
@@ -70,9 +70,9 @@ class RetainingScheduler(seam.SchedulerSeam):
         self.clock = EngineClock(self.monotonic)
         self._waker = EngineWaker(self.clock)
         self.wake_at = self._waker.wake_at
-        self.stream = stream = EventStream(FaultLog())
-        counters = Counters()
-        for watcher in (counters, RuleFaultLog()):
+        faults, counters = FaultLog(), Counters()
+        self.stream = stream = EventStream(faults)
+        for watcher in (counters, faults):
             stream.add(watcher)
         self.retention = RetentionManager(
             self.make_policy(settings, self.pool.num_tokens),
@@ -90,7 +90,6 @@ class RetainingScheduler(seam.SchedulerSeam):
             about={"policy": label_of(settings.policy), **self.bounds()},
             has_tracing=self.vllm_config.observability_config.otlp_traces_endpoint is not None,
         )
-        self.steps = StepStats()
         self.gauges = Gauges(self)
         self.queue = RankedQueue(
             self._rank, client_of, self.admission.shares.place, self.retention.arrivals
@@ -194,7 +193,6 @@ class RetainingScheduler(seam.SchedulerSeam):
     def _after_step(self, output: SchedulerOutput) -> None:
         self._num_left_waiting = len(self.queue)
         scheduled = output.num_scheduled_tokens
-        self.steps.add(len(scheduled), output.total_num_scheduled_tokens, self.usage())
         for request_id in seam.admitted_ids(output):
             self.order.unplaced.add(request_id)
             request = self.requests[request_id]

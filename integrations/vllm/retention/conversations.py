@@ -53,7 +53,7 @@ MAX_ENDED, ENDED_LEASE_S = 4096, 300.0
 MAX_SIBLINGS = 128
 """Open turns of a client remembered of prompts that are equal up to their last full block."""
 GAPS_KEPT, MIN_GAPS = 128, 8
-"""Gaps of a kind that are kept, and with which a hold's length follows from them."""
+"""Gaps of a kind that are kept, and with which a pin's length follows from them."""
 MAX_OTHERS = 64
 """Prompts remembered of an id that its job did not go on from."""
 

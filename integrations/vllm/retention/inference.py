@@ -54,7 +54,7 @@ over 9 in 10 of recorded coding agents' tools, and 4% of people (arXiv 2402.0186
 SILENCE_S = 60.0
 """Seconds without a next turn that end a job whose tool calls cannot be read."""
 OVER_S = 3_600.0
-"""The silence of a job that is over: longer than anything is held for."""
+"""The silence of a job that is over: longer than any pin."""
 AGENT_TOOL = re.compile(
     r"(^|[_.])(task|agents?)$|sub_?agent|spawn|delegate|hand_?off", re.IGNORECASE
 )

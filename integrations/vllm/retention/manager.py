@@ -38,7 +38,7 @@ from .predictor import DurationService, Reply
 from .tool_signals import PinDecisions
 
 MAX_DEPTH = 8
-"""Ancestors of a sub-agent whose KV is held while it runs."""
+"""Ancestors of a sub-agent whose KV is pinned while it runs."""
 
 
 class RetentionManager:
@@ -388,7 +388,7 @@ class RetentionManager:
             self.do_what_is_due()
 
     def _hold_for_parents(self, job: Job) -> None:
-        """A sub-agent goes on: those that wait for it are held as if their turns ended now."""
+        """A sub-agent goes on: those that wait for it are pinned as if their turns ended now."""
         for _ in range(MAX_DEPTH):
             parent = self.jobs.get(job.parent_job_id or "")
             if parent is None or parent.live or not self.policy.has_admission_control:

@@ -98,7 +98,7 @@ class AgingQueue:
 
 
 class IdleKVDiscount:
-    """Compares what holding idle KV has cost with what restoring contexts has cost.
+    """Compares what pinning idle KV has cost with what restoring contexts has cost.
 
     Both are sums in seconds of the whole pool: idle memory while a new job was held back, and
     recomputing (see RestoreCost.pool_seconds) or the memory that waited for a tier's loads. The

@@ -48,7 +48,7 @@ const LOST = {
   reset: "the prefix cache was reset",
 };
 
-// Ends of a pin that cost memory in vain, as agentkv's WASTED_ENDS; of jobs that ended none is one.
+// Ends of a pin that cost memory in vain, as in `agentkv record`; of jobs that ended none is one.
 export const WASTED = ["expired", "slow", "lease", "forgotten", "pressure"];
 
 // Lines of the decision list by event; `pinned`, `decision` and `unpinned` are one line of a pin.

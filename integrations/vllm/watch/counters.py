@@ -46,16 +46,11 @@ class CounterSpec(NamedTuple):
 COUNTERS: Mapping[str, CounterSpec] = {
     "pins_total": CounterSpec(
         "Finished turns whose KV blocks were pinned, by predicted speed of the tool.",
-        "speed",
-        ("none", "fast", "slow", "uncertain"),
+        *("speed", ("none", "fast", "slow", "uncertain")),
     ),
     "pin_ends_total": CounterSpec("Pins that ended, by reason.", "reason", PIN_ENDS),
-    "prompt_tokens_total": CounterSpec(
-        "Prompt tokens of admitted turns, by turn number.", "turn", _TURNS
-    ),
-    "hit_tokens_total": CounterSpec(
-        "Prompt tokens of admitted turns that were in the cache, by turn number.", "turn", _TURNS
-    ),
+    "prompt_tokens_total": CounterSpec("Prompt tokens, by turn number.", "turn", _TURNS),
+    "hit_tokens_total": CounterSpec("Of them, those in the cache.", "turn", _TURNS),
     **{
         name: CounterSpec(f"{text} of turns that have ended.", "turn", ("first", "later"))
         for name, text in (
@@ -67,27 +62,18 @@ COUNTERS: Mapping[str, CounterSpec] = {
     },
     "predictions_total": CounterSpec(
         "Tools that ran as predicted or not: up to the median, up to the 0.9 quantile, longer.",
-        "duration",
-        ("to_p50", "to_p90", "over_p90"),
+        *("duration", ("to_p50", "to_p90", "over_p90")),
     ),
-    "holds_total": CounterSpec(
-        "Jobs whose first turn had to wait until they were expected to fit."
-    ),
+    "holds_total": CounterSpec("Jobs whose first turn waited until it was expected to fit."),
     "inferred_jobs_total": CounterSpec("Jobs found in requests without a job_id."),
     "shared_ids_total": CounterSpec("Ids that named several conversations at once."),
     "tool_observations_total": CounterSpec(
-        "Tool durations learned from, by source.",
-        "source",
-        ("client", "piggyback", "gap", "cut_short"),
+        "Tool durations learned from.", "source", ("client", "piggyback", "gap", "cut_short")
     ),
-    "tool_signals_ignored_total": CounterSpec(
-        "Tool events about another turn than the job's last one."
-    ),
+    "tool_signals_ignored_total": CounterSpec("Tool events about a turn before the last one."),
     "preemptions_total": CounterSpec("Requests that were preempted."),
     "bad_tags_total": CounterSpec("Requests with a tag of a wrong type or out of range."),
-    "policy_faults_total": CounterSpec(
-        "Answers of the policy that failed, could not be used or were late."
-    ),
+    "policy_faults_total": CounterSpec("Answers of the policy that failed, unusable or late."),
     "recomputed_tokens_total": CounterSpec(
         "Tokens of earlier turns that had to be computed again, by reason.", "reason", MISS_REASONS
     ),
@@ -217,33 +203,3 @@ class Counters:
             else:
                 totals[name] = amount
         return totals
-
-
-class StepStats:
-    """Running means over scheduler steps that ran at least one request."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self._requests = 0
-        self._tokens = 0
-        self._usage = 0.0
-        self._max_usage = 0.0
-
-    def add(self, num_requests: int, num_tokens: int, kv_cache_usage: float) -> None:
-        if not num_requests:
-            return
-        self.num_steps += 1
-        self._requests += num_requests
-        self._tokens += num_tokens
-        self._usage += kv_cache_usage
-        self._max_usage = max(self._max_usage, kv_cache_usage)
-
-    def as_dict(self) -> dict[str, float]:
-        num = max(self.num_steps, 1)
-        return {
-            "num_steps": self.num_steps,
-            "mean_batch_size": self._requests / num,
-            "mean_batch_tokens": self._tokens / num,
-            "mean_kv_cache_usage": self._usage / num,
-            "max_kv_cache_usage": self._max_usage,
-        }

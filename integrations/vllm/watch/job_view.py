@@ -3,8 +3,7 @@
 Takes the events of the log as plain data, from the engine, a file or a stream. Events name the job,
 not the request: of several turns of a job at once, a start belongs to the waiting one with its
 prompt length and an end to the one that started first. A log bounded in memory may begin in the
-middle of a job. Times are seconds since the engine started; None has not happened or was not
-recorded.
+middle of a job. Times are seconds since the engine started; None: not yet, or not recorded.
 """
 
 from __future__ import annotations
@@ -20,12 +19,6 @@ from agentkv.visible import visible
 
 Entry = Mapping[str, Any]
 """An event of the log: `event`, `at_s` and its details."""
-
-KEPT_ENDS = ("returned",)
-"""Ends of a pin that paid: the job's next turn took the blocks over."""
-WASTED_ENDS = ("expired", "slow", "lease", "forgotten", "pressure")
-"""Ends of a pin that cost memory in vain: the job did not come back in time. Logs of 0.1 say
-`forgotten` for `lease`."""
 
 
 @dataclass(slots=True)
@@ -67,15 +60,8 @@ class JobTokens:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, in a tenth of the time of `dataclasses.asdict`."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "hit_tokens": self.hit_tokens,
-            "output_tokens": self.output_tokens,
-            "later_prompt_tokens": self.later_prompt_tokens,
-            "later_hit_tokens": self.later_hit_tokens,
-            "expected_tokens": self.expected_tokens,
-            "recomputed_tokens": dict(self.recomputed_tokens),
-        }
+        numbers = {name: getattr(self, name) for name in self.__slots__[:-1]}
+        return {**numbers, "recomputed_tokens": dict(self.recomputed_tokens)}
 
 
 @dataclass(slots=True)
@@ -85,15 +71,9 @@ class TurnView:
     Attributes:
         is_later: It is not the job's first turn, and no side request.
         is_due: It had been passed over as often as a first turn may be, and went before all others.
-        expected_hit_tokens: Tokens of the prompt that repeat what the turn before left in the cache
-            as far as its checkpoints tell.
-        context_before_tokens: Tokens in whole blocks that the turn before left; 0 for a first turn.
-        lost_tokens: Those of `expected_hit_tokens` that were no longer in the cache.
         expected_tokens: Tokens that the turn before had left for it; 0 for a first turn.
         miss: Why fewer tokens were found than expected, as plain data; None if they were found.
         output_tokens: Of a turn that finished; at least that many in logs that do not say.
-        ttft_s: From its arrival to its first token.
-        pin: What was pinned after it.
         command: What the reply runs, as far as a policy read it and the log shows it.
     """
 
@@ -106,13 +86,9 @@ class TurnView:
     is_due: bool = False
     started_s: float | None = None
     hit_tokens: int = 0
-    expected_hit_tokens: int = 0
-    context_before_tokens: int = 0
-    lost_tokens: int = 0
     expected_tokens: int = 0
     miss: Mapping[str, Any] | None = None
     preempted_s: list[float] = field(default_factory=list)
-    resumed_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
     is_aborted: bool = False
     output_tokens: int | None = None
@@ -126,13 +102,9 @@ class TurnView:
         return None if self.started_s is None else self.started_s - self.arrived_s
 
     @property
-    def is_diverged(self) -> bool:
-        """True if the prompt repeats less than all of what the turn before left.
-
-        Source: Job.turn_admitted in agentkv/policies/jobs.py.
-        """
-        repeatable = min(self.context_before_tokens, self.prompt_tokens - 1)
-        return self.started_s is not None and self.expected_hit_tokens < repeatable
+    def missed(self) -> MissReason | None:
+        """Why it computed tokens again, if it did."""
+        return None if self.miss is None else self.miss["reason"]
 
     def as_row(self, next_arrived_s: float | None) -> dict[str, Any]:
         """What `/jobs/{id}`, `/explain` and the live page show of it."""
@@ -154,22 +126,9 @@ class TurnView:
 class Bubble(NamedTuple):
     """The time between a turn's end and the job's next start: tools first, then the queue."""
 
-    ended_s: float
-    arrived_s: float
-    started_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.started_s - self.ended_s
-
-    @property
-    def tool_s(self) -> float:
-        """Until the next turn arrived: tools, the agent's own work, the network."""
-        return self.arrived_s - self.ended_s
-
-    @property
-    def queued_s(self) -> float:
-        return self.started_s - self.arrived_s
+    tool_s: float
+    """Until the next turn arrived: tools, the agent's own work, the network."""
+    queued_s: float
 
 
 @dataclass(slots=True)
@@ -187,22 +146,6 @@ class PinView:
     def text(self) -> str:
         return "; ".join(map(sentence, self.said))
 
-    @property
-    def block_seconds(self) -> float:
-        """Memory that it cost, blocks times seconds; 0 for a pin that has not ended."""
-        return 0.0 if self.ended_s is None else self.blocks * (self.ended_s - self.pinned_s)
-
-
-@dataclass(slots=True)
-class ToolView:
-    """A tool call that the client reported, with the duration that it measured."""
-
-    name: str
-    command: str
-    started_s: float
-    ended_s: float | None = None
-    duration_s: float | None = None
-
 
 @dataclass(slots=True)
 class JobView:
@@ -216,14 +159,13 @@ class JobView:
     turns: list[TurnView] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
     pins: list[PinView] = field(default_factory=list)
-    tools: list[ToolView] = field(default_factory=list)
-    closed_s: float | None = None
+    entries: list[Entry] = field(default_factory=list)
+    """All its events so far."""
     close_reason: str | None = None
     parent_job_id: str | None = None
     tokens: JobTokens = field(default_factory=JobTokens)
     _waiting: list[TurnView] = field(default_factory=list)
     _running: list[TurnView] = field(default_factory=list)
-    _lost_tokens: int = 0
     _context_tokens: int = 0
     _idle_since_s: float | None = None
     _finished: TurnView | None = None
@@ -237,7 +179,7 @@ class JobView:
     def started_s(self) -> float:
         """The first time known of the job, which may lie before the log's first event."""
         begun = [turn.arrived_s for turn in self.turns] + [pin.pinned_s for pin in self.pins]
-        return min([self.first_event_s, *begun, *(tool.started_s for tool in self.tools)])
+        return min([self.first_event_s, *begun])
 
     def rows(self) -> list[dict[str, Any]]:
         """Its turns that have had blocks, as plain data."""
@@ -248,6 +190,7 @@ class JobView:
     def take(self, entry: Entry) -> None:
         """Apply the next event; an unknown one is ignored."""
         self.ended_s = max(self.ended_s, float(entry["at_s"]))
+        self.entries.append(entry)
         handler = _HANDLERS.get(entry["event"])
         if handler is not None:
             handler(self, entry)
@@ -257,24 +200,17 @@ class JobView:
         if parent_job_id := entry.get("parent"):
             self.parent_job_id = str(parent_job_id)
         self._add(int(entry["turn"]), float(entry["at_s"]), entry, is_retry=is_retry)
-        if not is_retry:
-            # the client's report may have been lost: a new turn says that the tools are over
-            self._end_tools(float(entry["at_s"]))
 
     def _add(
         self, number: int | None, at_s: float, entry: Entry, *, is_retry: bool = False
     ) -> None:
         turn = TurnView(number, at_s, int(entry["prompt_length"]), is_retry)
-        turn.context_before_tokens = self._context_tokens
         self.turns.append(turn)
         self._waiting.append(turn)
 
     def _on_due(self, entry: Entry) -> None:
         for turn in self._waiting:
             turn.is_due = True
-
-    def _on_evicted(self, entry: Entry) -> None:
-        self._lost_tokens = int(entry["lost_tokens"])
 
     def _on_started(self, entry: Entry) -> None:
         at_s, prompt_tokens = float(entry["at_s"]), int(entry["prompt_length"])
@@ -284,16 +220,14 @@ class JobView:
         turn = (same or self._waiting)[0]
         turn.started_s = at_s
         turn.hit_tokens = int(entry["hit_length"])
-        turn.expected_hit_tokens = int(entry["expected_hit_length"])
-        turn.lost_tokens, self._lost_tokens = self._lost_tokens, 0
         # logs of 0.1 do not say it
-        turn.is_later = bool(entry.get("is_later", turn.context_before_tokens > 0))
+        turn.is_later = bool(entry.get("is_later", self._context_tokens > 0))
         turn.is_side_request = bool(entry.get("is_side_request"))
         if not turn.is_side_request:
             self.tokens.add_prompt(prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
         if self._idle_since_s is not None:
             arrived_s = max(turn.arrived_s, self._idle_since_s)
-            self.bubbles.append(Bubble(self._idle_since_s, arrived_s, at_s))
+            self.bubbles.append(Bubble(arrived_s - self._idle_since_s, at_s - arrived_s))
         self._idle_since_s = None
         self._waiting.remove(turn)
         self._running.append(turn)
@@ -312,12 +246,6 @@ class JobView:
     def _on_preempted(self, entry: Entry) -> None:
         if self._running:
             self._running[-1].preempted_s.append(float(entry["at_s"]))
-
-    def _on_resumed(self, entry: Entry) -> None:
-        for turn in self._running:
-            if len(turn.preempted_s) > len(turn.resumed_s):
-                turn.resumed_s.append(float(entry["at_s"]))
-                return
 
     def _on_ended(self, entry: Entry) -> None:
         is_finished = entry["event"] == "finish"
@@ -358,44 +286,21 @@ class JobView:
         pin.ended_s, pin.end = at_s, str(entry.get("reason", "unknown"))
         pin.said.append(entry)
 
-    def _on_tool_started(self, entry: Entry) -> None:
-        name, command = (str(entry.get(key) or "") for key in ("tool", "command"))
-        self.tools.append(ToolView(name, command, float(entry["at_s"])))
-
-    def _on_tool_finished(self, entry: Entry) -> None:
-        command = str(entry.get("command") or "")
-        open_tools = [tool for tool in self.tools if tool.ended_s is None]
-        same = [tool for tool in open_tools if tool.command == command] or open_tools
-        if not same:  # the report of its start was lost
-            self._on_tool_started(entry)
-            same = self.tools[-1:]
-            same[0].started_s -= float(entry.get("duration_s") or 0.0)
-        same[0].ended_s, same[0].duration_s = float(entry["at_s"]), entry.get("duration_s")
-
-    def _end_tools(self, at_s: float) -> None:
-        for tool in self.tools:
-            tool.ended_s = at_s if tool.ended_s is None else tool.ended_s
-
     def _on_closed(self, entry: Entry) -> None:
-        self.closed_s, self.close_reason = float(entry["at_s"]), str(entry.get("reason", ""))
-        self._end_tools(self.closed_s)
+        self.close_reason = str(entry.get("reason", ""))
 
 
 _HANDLERS: Mapping[str, Callable[[JobView, Entry], None]] = {
     "arrival": JobView._on_arrival,
     "due": JobView._on_due,
-    "evicted": JobView._on_evicted,
     "waiting_to_running": JobView._on_started,
     "reuse": JobView._on_reuse,
     "preempted": JobView._on_preempted,
-    "resumed": JobView._on_resumed,
     "finish": JobView._on_ended,
     "aborted": JobView._on_ended,
     "decision": JobView._on_decision,
     "pinned": JobView._on_pinned,
     "unpinned": JobView._on_unpinned,
-    "tool_started": JobView._on_tool_started,
-    "tool_finished": JobView._on_tool_finished,
     "closed": JobView._on_closed,
 }
 
@@ -457,7 +362,7 @@ def _range_s(least_s: float, most_s: float) -> str:
 
 def _unpinned(entry: Entry) -> str:
     after = f"after {_s(entry['held_s'])}"
-    if entry["reason"] in KEPT_ENDS:
+    if entry["reason"] == "returned":
         return f"its next turn came {after}"
     # that a tool is slow, the decision has said
     return f"let go {after}" + ("" if entry["reason"] == "slow" else f": {_why(entry)}")

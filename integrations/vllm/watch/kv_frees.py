@@ -68,7 +68,7 @@ class KVFrees(Watcher):
             self._num_requests -= len(self._requests.popitem(last=False)[1])
 
     def on_aborted(self, event: Aborted) -> None:
-        """The abort of its only turn frees a job's KV unless it is held; the job may go on."""
+        """The abort of its only turn frees a job's KV unless it is pinned; the job may go on."""
         turn, job = event.turn, event.turn.job
         is_closed_next = turn.is_last_step or job.is_released
         if not (event.is_held or job.live or turn.is_side_request or is_closed_next):

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from bisect import bisect_right
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -58,14 +58,11 @@ class EventLog:
         self._num_events = 0
         self._jobs: OrderedDict[JobKey, deque[Entry]] = OrderedDict()
         self._by_client: dict[str, OrderedDict[JobKey, deque[Entry]]] = {}
+        self.num_named: Counter[str] = Counter()
+        """Jobs of different clients by the id that they share."""
         self._newest: defaultdict[str | None, deque[tuple[JobKey, Entry]]]
         self._newest = defaultdict(partial(deque, maxlen=MAX_NEWEST))
         """The last events that are kept, with their jobs: by client, and of all (None)."""
-
-    @property
-    def is_on(self) -> bool:
-        """False if events are neither kept nor written."""
-        return self._max_events > 0 or self._writer is not None
 
     def on_event(self, event: JobEvent) -> None:
         """Add an event of a job; a preempted request may have none."""
@@ -83,6 +80,7 @@ class EventLog:
             events = self._jobs.get(key)
             if events is None:
                 events = self._jobs[key] = own[key] = deque()
+                self.num_named[key.own_id] += 1
             events.append(entry)
             self._jobs.move_to_end(key)
             own.move_to_end(key)
@@ -103,6 +101,9 @@ class EventLog:
         if len(self._jobs) > 1:
             del self._jobs[key], self._by_client[key.client][key]
             num_dropped, last = len(events), events[-1]
+            self.num_named[key.own_id] -= 1
+            if not self.num_named[key.own_id]:
+                del self.num_named[key.own_id]
         else:
             num_dropped, last = 1, events.popleft()
         self._num_events -= num_dropped
@@ -129,6 +130,11 @@ class EventLog:
     def of_job(self, key: str) -> Sequence[Entry]:
         """The events of a job, oldest first; none if it is not remembered."""
         return self._jobs.get(JobKey.read(key), ())
+
+    def named(self, own_id: str) -> list[JobKey]:
+        """The jobs of all clients with this id, the last active first. O(clients)."""
+        known = filter(self._jobs.__contains__, (JobKey(each, own_id) for each in self._by_client))
+        return sorted(known, key=lambda key: -float(self._jobs[key][-1]["at_s"]))
 
     def last_of(self, key: str, most: int) -> Sequence[Entry]:
         """The last `most` events of a job, oldest first. O(most)."""

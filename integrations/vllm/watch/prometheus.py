@@ -31,7 +31,7 @@ _GAUGES: Mapping[str, str] = {
     "pinned_jobs": "Jobs whose KV blocks are pinned now.",
     "pinned_blocks": "KV blocks that are pinned now.",
     "held_kv_perc": "Share of the KV blocks that is pinned now, 1 is all.",
-    "reclaimable_kv_perc": "Share that pins alone hold: memory that is given up once it is short.",
+    "reclaimable_kv_perc": "Share that pins alone keep: memory that is given up once it is short.",
     "running_kv_perc": "Share that is in use and not reclaimable.",
     "live_jobs": "Jobs that the engine remembers.",
     "under_pressure": "1 while requests are in the engine and memory has run short lately.",
@@ -66,8 +66,6 @@ class MetricSeries:
             for name, text in HISTOGRAMS.items()
         }
 
-        self._undeclared: set[str] = set()
-
     def start(self, common: Mapping[str, str]) -> None:
         """Create every series of an engine at 0; `common` are its labels."""
         for gauge in self._gauges.values():
@@ -79,18 +77,11 @@ class MetricSeries:
                 self._counters[name].labels(**common, **extra)
 
     def apply(self, payload: Mapping[str, Any], common: Mapping[str, str]) -> None:
-        """Apply a stats payload: gauges, counter deltas, histogram observations.
-
-        A name that is not declared is passed over, with one warning.
-        """
+        """Apply a stats payload: gauges, counter deltas, histogram observations."""
         for name, value in payload["gauges"].items():
             self._gauges[name].labels(**common).set(value)
         for name, labels, amount in payload["counters"]:
-            if name in self._counters:
-                self._counters[name].labels(**common, **labels).inc(amount)
-            elif name not in self._undeclared:
-                self._undeclared.add(name)
-                logger.warning("agentkv: the counter %s is not declared in COUNTERS", name)
+            self._counters[name].labels(**common, **labels).inc(amount)
         for name, values in payload["observations"].items():
             histogram = self._histograms[name].labels(**common)
             for value in values:
@@ -142,12 +133,8 @@ class AgentKVStatLogger(AggregateStatLoggerBase):
 def add_stat_logger() -> None:
     """Add the stat logger to every AsyncLLM that this process creates under our policies.
 
-    Not with `--disable-log-stats`: engines of several API servers then send no statistics, and all
-    series would stay at 0.
-
-    The entry-point group `vllm.stat_logger_plugins` would override `--disable-log-stats` under
-    every policy, stock ones included (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31 to
-    0.33).
+    Not with `--disable-log-stats`, which the entry-point group `vllm.stat_logger_plugins` would
+    override under every policy (AsyncLLM.__init__, vllm/v1/engine/async_llm.py, 0.31 to 0.33).
     """
     init = AsyncLLM.__init__
     signature = inspect.signature(init)

@@ -1,11 +1,9 @@
 """The policy's decisions as OpenTelemetry spans, where vLLM's own tracing is on.
 
-vLLM makes the span of a request, `llm_request`, in the API server once the request has ended, and
-offers no way to add to it. So the engine makes two spans of its own, on the provider that vLLM has
-set up in its process, below the same trace context: `agentkv.turn`, from a turn's arrival to its
-end, and `agentkv.pin`, for as long as its KV stays pinned. The events of the event log, without
-commands, are their span events. Runs on the engine's main thread; vLLM's provider exports in a
-thread of its own.
+vLLM offers no way to add to its span of a request, which the API server makes at the end. So the
+engine makes two of its own below the same trace context: `agentkv.turn`, from a turn's arrival to
+its end, and `agentkv.pin`, while its KV is pinned. The events of the event log, without commands,
+are their span events. Runs on the engine's main thread; vLLM's provider exports in one of its own.
 Source: OutputProcessor.do_tracing (vllm/v1/engine/output_processor.py) and
 EngineCoreProc.run_engine_core (core.py), 0.32.0.
 """

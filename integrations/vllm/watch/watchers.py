@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentkv.errors import InputError, SettingsError
 from agentkv.events import RulesFailed
@@ -18,9 +18,6 @@ from .counters import Counters
 from .kv_frees import KVFrees, KVSocket
 from .log import EventLog, open_writer
 from .why import MissWatcher
-
-if TYPE_CHECKING:
-    from .spans import DecisionSpans
 
 logger = logging.getLogger(__name__)
 
@@ -39,27 +36,30 @@ class Watchers:
         about: Mapping[str, Any],
         has_tracing: bool,
     ) -> None:
-        """`counters` are on the stream already, since a policy may fail at its start; `about` says
-        what the server is.
+        """`counters` are on the stream already; `about` says what the server is.
 
-        Raises SettingsError for a watcher or socket that cannot be made, and for a folder that
-        cannot be written to."""
+        Raises SettingsError for a watcher, socket or file that cannot be made."""
         worker = retention.worker
         self.counters, self._worker = counters, worker
         writer, most = open_writer(settings, about), settings.record_events
         self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
-        shows_prompts = settings.show_prompts
-        self.misses = MissWatcher(host, counters, stream, worker, shows_prompts=shows_prompts)
+        self.misses = MissWatcher(
+            host, counters, stream, worker, shows_prompts=settings.show_prompts
+        )
         try:
             self._own = [make_watcher(*each) for each in settings.watchers.items()]
         except InputError as error:
             raise SettingsError(f"setting 'watchers': {error}") from error
-        asked_for: list[object] = [_spans()] if has_tracing else []
+        asked_for: list[object] = []
+        if has_tracing:
+            from .spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
+
+            asked_for.append(DecisionSpans())
         if settings.kv_socket is not None:
             self._own.append(KVSocket(settings.kv_socket))
         if any(hasattr(watcher, "on_kv_freed") for watcher in self._own):
             asked_for.append(KVFrees(stream))
-        if self.log.is_on:
+        if most or writer is not None:
             asked_for.append(self.log)
         for watcher in (*asked_for, self.misses, *self._own):
             stream.add(watcher)
@@ -76,57 +76,33 @@ class Watchers:
             watcher.close()
 
 
-def _spans() -> DecisionSpans:
-    from .spans import DecisionSpans  # OpenTelemetry, which vLLM can do without
-
-    return DecisionSpans()
-
-
 class FaultLog:
-    """Logs the first fault of each watcher with its traceback, and that it is switched off."""
+    """Logs the first fault of each watcher, and of the policy, with its traceback, and that it is
+    switched off."""
 
     def __init__(self) -> None:
         self._failed: set[object] = set()
 
     def __call__(self, watcher: object, fault: Fault) -> None:
+        """Take a watcher's fault."""
         kind = type(watcher)
         name = f"{kind.__name__} of {kind.__module__}" if isinstance(watcher, Watcher) else ""
-        name = name or f"agentkv's own {kind.__name__}"
-        if watcher not in self._failed:
-            self._failed.add(watcher)
+        self._log(watcher, f"watcher {name or f'{kind.__name__} of agentkv'}", fault)
+
+    def on_rules_failed(self, event: RulesFailed) -> None:
+        """Take a fault of the policy: stock's answer takes the place of its own."""
+        self._log(None, f"policy {event.fault.rules}", event.fault)
+
+    def _log(self, one: object, name: str, fault: Fault) -> None:
+        if one not in self._failed:
+            self._failed.add(one)
             logger.error(
-                "agentkv: the watcher %s failed in %s; serving goes on",
+                "agentkv: the %s failed in %s; serving goes on, without its answer",
                 *(name, fault.question),
                 exc_info=fault.error,
             )
         if fault.is_last:
-            logger.error("agentkv: the watcher %s is switched off: it failed often", name)
-
-
-class RuleFaultLog:
-    """Logs the first fault of the policy with its traceback, and that it is switched off."""
-
-    def __init__(self) -> None:
-        self._has_failed = False
-
-    def on_rules_failed(self, event: RulesFailed) -> None:
-        fault = event.fault
-        if not self._has_failed:
-            self._has_failed = True
-            logger.error(
-                "agentkv: the policy %s failed in %s; stock's answer takes the place of one that "
-                "cannot be used. Further faults are counted in agentkv:policy_faults_total.",
-                fault.rules,
-                fault.question,
-                exc_info=fault.error,
-            )
-        if fault.is_last:
-            logger.error(
-                "agentkv: the policy %s failed %d times and is switched off: all answers are "
-                "stock's until the server is restarted",
-                fault.rules,
-                MAX_FAULTS,
-            )
+            logger.error("agentkv: the %s failed %d times and is switched off", name, MAX_FAULTS)
 
 
 class Gauges:

@@ -43,8 +43,6 @@ MAX_JOBS = 20_000
 """Jobs remembered, of 500 to 1,100 bytes each."""
 MAX_COMPARED = 1000
 """Jobs among which the worst ones are looked for, so that a question does not stop the engine."""
-MAX_NAMED = 100
-"""Jobs of different clients explained by one id that they share."""
 MAX_PROMPT_BYTES = 64 << 20
 """Bytes of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs;
 without them a divergence is found less exactly."""
@@ -89,8 +87,7 @@ class LeftContext:
 
         Each hash covers all blocks before it, so that a binary search finds the first difference.
         """
-        known = self.block_hashes
-        if not known:
+        if not (known := self.block_hashes):
             return None
         blocks = range(min(len(known), len(block_hashes)))
         return bisect_left(blocks, True, key=lambda block: known[block] != block_hashes[block])
@@ -140,8 +137,6 @@ class MissWatcher:
         self._host = host
         self._emit = stream.emit
         self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
-        self._named: dict[str, dict[JobKey, None]] = {}
-        """Their keys by the id that clients gave, the least recent first."""
         self._expected: dict[str, Expected] = {}
         """By request, from its arrival to its first blocks or its end."""
         self._worker = worker
@@ -370,15 +365,6 @@ class MissWatcher:
         ]
         return [key for _, key in sorted(found, key=lambda each: -each[0])[:most]]
 
-    def named(self, own_id: str) -> list[JobKey]:
-        """The MAX_NAMED last active jobs of all clients with this id, the last active first."""
-        return list(islice(reversed(self._named.get(own_id, {})), MAX_NAMED))
-
-    def is_id_shared(self, key: JobKey) -> bool:
-        """Whether jobs of other clients have this id."""
-        named = self._named.get(key.own_id, {})
-        return len(named) > (key in named)
-
     # Bounds
 
     def _record_of(self, job_id: JobKey) -> JobRecord:
@@ -388,14 +374,8 @@ class MissWatcher:
             if len(self._jobs) > MAX_JOBS:
                 forgotten, _ = self._jobs.popitem(last=False)
                 self._forget_prompt(forgotten)
-                self._named[forgotten.own_id].pop(forgotten)
-                if not self._named[forgotten.own_id]:
-                    del self._named[forgotten.own_id]
         else:
             self._jobs.move_to_end(job_id)
-        named = self._named.setdefault(job_id.own_id, {})
-        named.pop(job_id, None)
-        named[job_id] = None
         return record
 
     def _forget_prompt(self, job_id: JobKey) -> None:

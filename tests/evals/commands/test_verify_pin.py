@@ -74,11 +74,11 @@ def with_row(turn: int, **changes: Any) -> PinRun:
 def test_a_run_passes_if_it_held_something() -> None:
     """A run under continuum passes six checks; usage constant at zero does not count as held."""
     assert list(judge(CONTINUUM).values()) == [[]] * 6
-    held = "no block was held when the turn had ended"
+    held = "no block was pinned when the turn had ended"
     assert failures(FCFS) == {
         GAPS: [f"turn {turn}: {held}" for turn in (1, 2, 3, 4)],
         GROWTH: [f"turn {turn}: 0 blocks, 0 before it" for turn in (1, 2, 3, 4)],
-        TTL: ["no block was held after the second job's turn, so no TTL could run out"],
+        TTL: ["no block was pinned after the second job's turn, so no TTL could run out"],
     }
 
 
@@ -88,11 +88,11 @@ def test_a_run_passes_if_it_held_something() -> None:
         (with_row(2, gap_blocks=(10, 0)), GAPS, "turn 2: 10 blocks after it, then 10, 0"),
         (with_row(3, gap_blocks=(18, 30)), GAPS, "turn 3: 18 blocks after it, then 18, 30"),
         (with_row(3, blocks_after=10, gap_blocks=()), GROWTH, "turn 3: 10 blocks, 10 before it"),
-        (with_row(5, blocks_after=30), LAST_STEP, "turn 5: 30 blocks are still held"),
+        (with_row(5, blocks_after=30), LAST_STEP, "turn 5: 30 blocks are still in use"),
         (
             replace(CONTINUUM, ttl_trial=TTLTrial(0, 5, 5, 2.0, None, 4.02)),
             TTL,
-            "5 blocks are still held 4.0 s after the turn",
+            "5 blocks are still pinned 4.0 s after the turn",
         ),
         (
             with_row(2, prompt_tokens=79, cached_tokens=0),
@@ -107,7 +107,7 @@ def test_a_run_passes_if_it_held_something() -> None:
         (
             replace(CONTINUUM, blocks_at_start=2, ttl_trial=TTLTrial(2, 7, 2, 2.0, 2.1, 2.1)),
             TRAFFIC,
-            "2 blocks were held before the run began",
+            "2 blocks were in use before the run began",
         ),
     ],
 )
