@@ -61,7 +61,7 @@ WITH_VLLM := $(addprefix tests/,integrations/vllm evals/simulator examples versi
 test-fast: export AGENTKV_TEST_EXAMPLES = 15
 test-fast: $(STAMP)
 	$(PYTEST) -q $(WITH_VLLM) -m "$(FAST)" & with_vllm=$$!; \
-	$(PYTEST) -q tests $(addprefix --ignore=,$(WITH_VLLM) tests/server/test_kv_outside.py tests/studies) \
+	$(PYTEST) -q tests $(addprefix --ignore=,$(WITH_VLLM) tests/studies) \
 		-m "$(FAST)"; status=$$?; \
 	wait $$with_vllm && exit $$status
 
