@@ -103,9 +103,11 @@ def draw_policies(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
 
 
 def compared(value: float, base: float | None, *, is_share: bool) -> str:
-    """How far a value is from another: `16% less`, or of shares in percent `27 points more`."""
+    """How far a value is from another: `16% less`, `4 times`, or of shares `27 points more`."""
     if not base or value == base:
         return ""
+    if value >= 3 * base and not is_share:
+        return f"{value / base:.0f} times"
     change = value - base
     size = f"{abs(change):.0f} points" if is_share else f"{abs(change) / base:.0%}"
     return f"{size} {'less' if change < 0 else 'more'}"

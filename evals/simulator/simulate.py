@@ -97,13 +97,14 @@ def _text(plan: SimulationPlan, runs: Sequence[RunOutcome]) -> str:
             "was taken, and no turn computed again what an earlier one had. "
             f"Raise {flag}, or lower --blocks."
         )
-    elif (fastest := min(means_s, key=means_s.__getitem__)) == first:
-        said = f"{plan.load()}: No other policy does the mean job faster than {first}: "
-        said += f"{means_s[first]:.1f} s."
     else:
-        ratio = means_s[first] / means_s[fastest]
+        fastest = min(means_s, key=means_s.__getitem__)
+        ratio = round(means_s[first] / means_s[fastest], 2)
         said = f"{plan.load()}: {fastest}: the mean job is done {ratio:.2f} times as fast as "
         said += f"under {first}."
+        if ratio == 1.0:
+            said = f"{plan.load()}: No other policy does the mean job faster than {first}: "
+            said += f"{means_s[first]:.1f} s."
     return f"{table(results, first)}\n{said}"
 
 
