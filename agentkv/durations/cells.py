@@ -82,7 +82,7 @@ class Cell:
 
 
 class CellEstimator:
-    """Predicts from a first guess, weights of parts and four levels of runs."""
+    """Predicts from a first guess, weights of parts and three levels of runs."""
 
     def __init__(self) -> None:
         self._cells: OrderedDict[str, Cell] = OrderedDict()
