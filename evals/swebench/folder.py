@@ -6,7 +6,6 @@ mini-swe-agent writes. A kill loses only the instances under way.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,11 +29,6 @@ class FinishedInstance:
     patch: str
     job: JobOutcome
     reports_cached_tokens: bool
-
-    @property
-    def patch_sha256(self) -> str:
-        """What tells one patch from another in `eval.json`."""
-        return hashlib.sha256(self.patch.encode(errors="surrogatepass")).hexdigest()
 
     @property
     def is_settled(self) -> bool:

@@ -28,6 +28,8 @@ from .instances import CONTAINERS, DAEMON_LESS, Instance, SwebenchError
 from .suite import sandbox_settings
 
 STATUSES = ("resolved", "unresolved", "empty", "error")
+OF_RUN = ("run_id", "sessions")
+"""What verdicts have in common with run.json, unless it has other patches by now."""
 Verdict = tuple[str, str]
 """One of STATUSES, and the reason for every one but the first."""
 _APPLY_LIMIT_S = 120
@@ -70,9 +72,8 @@ def evaluate(
         for name, known in settled.items():
             if (verdict := known or _verdict(name, logs / name)) is not None:
                 results[name] = {"status": verdict[0], "detail": verdict[1]}
-                if name in run.instances:
-                    results[name]["patch_sha256"] = run.instances[name].patch_sha256
         facts = {"mode": mode, "harness_version": version("swebench"), "results": results}
+        facts |= {name: run.document.get(name) for name in OF_RUN}
         write_whole(folder / EVAL_FILE, json.dumps(facts, indent=1) + "\n")
     counts = Counter(entry["status"] for entry in results.values())
     return {

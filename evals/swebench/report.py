@@ -14,7 +14,7 @@ from ..outcomes import describe_durations, mean, summarize
 from ..rows import json_object, require_free, write_whole
 from ..tables import cell, markdown_table
 from .folder import EVAL_FILE, SwebenchRun, read_run
-from .grading import STATUSES
+from .grading import OF_RUN, STATUSES
 from .instances import DAEMON_LESS, SwebenchError
 
 _CONDITIONS = ("policy", "model", "environment", "step_limit", "workers", "mode", "harness_version")
@@ -77,12 +77,8 @@ def _entry(run: SwebenchRun) -> Entry:
     """The numbers of a run; times are of agents that ended by themselves or at a limit."""
     path, total = run.folder / EVAL_FILE, len(run.document["instance_ids"])
     facts = json_object(str(path), path.read_bytes()) if path.exists() else {}
-    hashes = {name: one.patch_sha256 for name, one in run.instances.items()}
-    graded = {  # a resumed run may have other patches than those that were graded
-        name: entry
-        for name, entry in facts.get("results", {}).items()
-        if entry.get("patch_sha256") == hashes.get(name)
-    }
+    is_of_run = all(facts.get(name) == run.document.get(name) for name in OF_RUN)
+    graded = facts["results"] if facts and is_of_run else {}
     counts = Counter(entry["status"] for entry in graded.values())
     rates: Entry = dict.fromkeys(("pass_rate", "pass_rate_low", "pass_rate_high"))
     if 0 < counts.total() == total:  # it is of all instances of the run
@@ -96,7 +92,7 @@ def _entry(run: SwebenchRun) -> Entry:
         **summarize(outcome),
         **{name: {**run.document, **facts}.get(name) for name in _CONDITIONS},
         "run": str(run.folder),
-        **{status: counts[status] if facts else None for status in STATUSES},
+        **{status: counts[status] if graded else None for status in STATUSES},
         "not_graded": total - counts.total(),
         **rates,
         "not_run": total - len(outcome.jobs),

@@ -224,7 +224,8 @@ def _play(
     before = server.counters()
     reason = _batch(plan, document, todo, server)
     preempted = preemptions_between(before, server.counters())
-    document["preemptions"] = document.get("preemptions", 0) + (preempted or 0)
+    if preempted is not None:
+        document["preemptions"] = document.get("preemptions", 0) + preempted
     write_whole(plan.out / RUN_FILE, json.dumps(document, indent=1) + "\n")
     return reason
 

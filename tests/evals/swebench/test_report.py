@@ -72,14 +72,17 @@ def test_what_the_server_did_not_report_is_not_zero(tmp_path: Path) -> None:
     assert (summary["hit_rate"], summary["preemptions"]) == (None, None)
 
 
-@pytest.mark.parametrize("is_graded", [True, False])
-def test_a_run_graded_in_part_has_no_pass_rate(tmp_path: Path, is_graded: bool) -> None:
-    """A patch that changed since, or an evaluation that stopped early, counts as not graded."""
-    folder = write_graded(tmp_path, STATUSES if is_graded else ())
-    write_run(folder, {**PATCHES, "a-1": "one, changed"})
-    run = summary_of(folder)
-    assert (run["pass_rate"], run["resolved"], run["error"]) == (None, 0, int(is_graded))
-    assert run["not_graded"] == (1 if is_graded else 4)
+@pytest.mark.parametrize(
+    ("statuses", "sessions", "num_left"),
+    [(STATUSES[:3], 1, 1), (STATUSES, 2, 4), ((), 1, 4)],
+    ids=["stopped early", "resumed since", "not at all"],
+)
+def test_a_run_graded_in_part_has_no_pass_rate(
+    tmp_path: Path, statuses: tuple[str, ...], sessions: int, num_left: int
+) -> None:
+    """What an evaluation did not come to, or graded before a resume, counts as not graded."""
+    run = summary_of(write_graded(tmp_path, statuses, sessions=sessions))
+    assert (run["pass_rate"], run["not_graded"]) == (None, num_left)
 
 
 @pytest.mark.parametrize(
