@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,8 @@ def evaluate(
         for name, known in settled.items():
             if (verdict := known or _verdict(name, logs / name)) is not None:
                 results[name] = {"status": verdict[0], "detail": verdict[1]}
-        facts = {"mode": mode, "harness_version": version("swebench"), "results": results}
+        facts: dict[str, Any] = {"mode": mode, "harness_version": version("swebench")}
+        facts["results"] = results
         facts |= {name: run.document.get(name) for name in OF_RUN}
         write_whole(folder / EVAL_FILE, json.dumps(facts, indent=1) + "\n")
     counts = Counter(entry["status"] for entry in results.values())
@@ -85,18 +85,17 @@ def evaluate(
 
 def _require(mode: str) -> None:
     """Raise SwebenchError, which says what to do, unless tests can run in this mode."""
+    import docker
+
     if mode == DAEMON_LESS:
         if find_bubblewrap() is None:
             raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
         return
-    said = "no such command"
-    with suppress(FileNotFoundError):  # the harness calls the command, too
-        done = subprocess.run(["docker", "version"], capture_output=True, text=True)
-        if not done.returncode:
-            return
-        said = done.stderr.strip().rpartition("\n")[2]
-    advice = f"start one, or use --mode {DAEMON_LESS} for the instances of the demo"
-    raise SwebenchError(f"no docker daemon answers ({said}): {advice}")
+    try:
+        docker.from_env().ping()
+    except docker.errors.DockerException as error:
+        advice = f"start one, or use --mode {DAEMON_LESS} for the instances of the demo"
+        raise SwebenchError(f"no docker daemon answers ({error}): {advice}") from error
 
 
 def _settled(run: SwebenchRun, row: Instance) -> Verdict | None:

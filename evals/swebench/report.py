@@ -29,7 +29,7 @@ _NUMBERS: Mapping[str, tuple[str, str]] = {
     **{"jobs_per_hour": ("jobs an hour", ".0f"), "turns_mean": ("turns a job", ".1f")},
     **{f"turn_{name}_s": (f"turn {name}, s", ".2f") for name in ("mean", "p99", "max")},
     "mean_tools_s": ("tools a job, s", ".1f"),
-    **{"hit_rate": ("hits of later turns", ".1%"), "recomputed_tokens": ("recomputed", ",")},
+    "hit_rate": ("hits of later turns", ".1%"),
     **{"prompt_tokens": ("prompt tokens", ","), "output_tokens": ("output tokens", ",")},
     "preemptions": ("preempted", ","),
 }
