@@ -80,7 +80,7 @@ def test_what_the_server_did_not_report_is_not_zero(tmp_path: Path) -> None:
 def test_a_run_graded_in_part_has_no_pass_rate(
     tmp_path: Path, statuses: tuple[str, ...], sessions: int, num_left: int
 ) -> None:
-    """What an evaluation did not come to, or graded before a resume, counts as not graded."""
+    """What an evaluation left out, or graded before a resume, counts as not graded."""
     run = summary_of(write_graded(tmp_path, statuses, sessions=sessions))
     assert (run["pass_rate"], run["not_graded"]) == (None, num_left)
 
