@@ -214,8 +214,8 @@ def merge_info(answers: Sequence[Answer]) -> Answer:
 def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answer:
     """Add up integers (counts) and average floats (shares and means), recursively.
 
-    Seconds in totals are added up as well. Names that start with `max_` keep the
-    largest value, booleans are or-ed, and any other type keeps the first engine's value.
+    Seconds in totals are added up as well, booleans are or-ed, and any other type keeps the first
+    engine's value.
     """
     if len(answers) == 1:
         return answers[0]
@@ -228,8 +228,6 @@ def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answe
             merged[name] = any(values)
         elif not all(isinstance(value, int | float) for value in values):
             merged[name] = values[0]
-        elif name.startswith("max_"):
-            merged[name] = max(values)
         else:
             is_sum = are_totals or all(isinstance(value, int) for value in values)
             merged[name] = sum(values) if is_sum else sum(values) / len(values)

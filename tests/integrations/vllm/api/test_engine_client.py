@@ -18,24 +18,24 @@ from tests.integrations.vllm.api.fake_engine import FakeEngineClient
 ONE = {
     "pins_total": {"none": 2},
     "ttft_seconds_total": {"later": 0.5},
-    "steps": {"num_steps": 10, "mean_batch_size": 2.0, "max_kv_cache_usage": 0.4},
+    "kv_cache_usage": 0.25,
     "learned": {"eta": None, "prefill_reload_s": [0.1, 0.2, 0.0]},
 }
 OTHER = {
     "pins_total": {"none": 1, "fast": 4},
     "ttft_seconds_total": {"first": 2.0, "later": 1.0},
-    "steps": {"num_steps": 30, "mean_batch_size": 4.0, "max_kv_cache_usage": 0.9},
+    "kv_cache_usage": 0.75,
     "learned": {"eta": 0.5, "prefill_reload_s": [0.3, 0.1, 0.0]},
 }
 
 
 def test_counts_add_up_and_means_are_averaged() -> None:
-    """Whole numbers and totals are summed, other fractions averaged, maxima kept, the rest is the
-    first engine's."""
+    """Whole numbers and totals are summed, other fractions averaged, the rest is the first
+    engine's."""
     assert merge_stats([ONE, OTHER]) == {
         "pins_total": {"none": 3, "fast": 4},
         "ttft_seconds_total": {"first": 2.0, "later": 1.5},
-        "steps": {"num_steps": 40, "mean_batch_size": 3.0, "max_kv_cache_usage": 0.9},
+        "kv_cache_usage": 0.5,
         "learned": {"eta": None, "prefill_reload_s": [0.1, 0.2, 0.0]},
     }
 
