@@ -28,12 +28,10 @@ URGENT = UNPINNED - MAX_PRIORITY - 1
 """Tier before those of all priorities."""
 PRESSURE_BREAK_EVENS = 10
 """Pressure lasts for this many break-even times of the context that did not fit. Tuned in the
-simulator: with 1, jobs that came first are overtaken whenever memory suffices for a moment, and the
-longest waits are twice as long."""
+simulator: with 1 the longest waits are twice as long."""
 LIFETIMES = 4
 """A newcomer may be overtaken by this many times the turns that all present jobs have together,
-from first to last. Each job that ends makes room, so only jobs that do not end reach it. Chosen:
-with 2 the first jobs of a server, with twice the turns assumed while none has ended, reach it."""
+from first to last. Chosen: only jobs that do not end reach it."""
 NEARLY_EMPTY = 0.5
 """Share of the pool up to which all jobs and a new one may fill it in their next PRIOR_TURNS turns,
 however long earlier ones were. Chosen; 27 simulations (8 workloads, 3 seeds) stay the same."""
@@ -42,8 +40,7 @@ BATCH: Mapping[str, Any] = {"horizon_turns": 3, "patience_s": 86_400.0}
 """Defaults under the goal "batch": memory fills from the start, and no turn goes first because it
 has waited. Measured in studies/rollouts."""
 FIRST_RESPONSE: Mapping[str, Any] = {"admission": False, "patience_s": 60.0}
-"""Defaults that favour the first response: no new job is held back, and a turn that has much to
-compute lets others pass for longer. docs/explanation/agentkv-policy.md has the trade."""
+"""Defaults that favour the first response. docs/explanation/agentkv-policy.md has the trade."""
 
 
 class AgentKVSettings(Settings):
@@ -85,16 +82,11 @@ class AgentKVPolicy(Policy):
        tier has copies.
     3. If memory runs short all the same, jobs go in order of arrival, and a waiting turn takes idle
        KV only from jobs that arrived after its own, last blocks first. A running turn takes from
-       all jobs, so that no pin makes it fail; so does a waiting one if nothing runs, so that the
-       first in the queue always proceeds: nothing can deadlock.
-    4. Waits are bounded. A turn that continues its job goes first after `patience_s`, and may then
-       take any idle KV. A job's first turn may after the same time take the share of idle KV that
-       has cost more than it saved, and after twice the time all that it needs. A new job, or a
-       request without one, that was overtaken `max_overtakes` times goes before all others, may
-       take any idle KV and is preempted last.
+       all jobs, as does a waiting one if nothing runs: nothing can deadlock.
+    4. Waits are bounded, by `patience_s` and `max_overtakes`.
 
-    If the first response is favoured, no new job is held back; under pressure the turn with the
-    fewest tokens to compute goes first, and the first turn of a job takes idle KV from all.
+    If the first response is favoured, no new job is held back; under pressure the first turns of
+    jobs go first, by arrival, and take idle KV from all.
     """
 
     settings_class = AgentKVSettings
@@ -170,13 +162,13 @@ class AgentKVPolicy(Policy):
         place = turn.job.order
         if self._favours_first_response:
             cached_tokens = turn.common_tokens if is_pinned else 0
-            place = 0 if is_preempted else turn.num_prompt_tokens - cached_tokens
+            goes_first = is_preempted or turn.is_first
+            place = 0 if goes_first else turn.num_prompt_tokens - cached_tokens
         return (UNPINNED + priority, place, turn.order)
 
     def is_urgent(self, turn: Turn) -> bool:
-        """Return whether a turn that continues its job, or any if the first response is
-        favoured, has waited out the patience."""
-        return turn.has_aged_out and (self._favours_first_response or not turn.is_first)
+        """Return whether a turn that continues its job has waited out the patience."""
+        return turn.has_aged_out and not turn.is_first
 
     def victim_rank(self, turn: Turn) -> Rank:
         """Preempt the least urgent priority first, and in it the newest job."""

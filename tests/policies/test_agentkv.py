@@ -215,8 +215,9 @@ def test_the_goal_batch_changes_defaults_and_not_what_is_given() -> None:
     assert (given.patience_s, given.horizon_turns) == (5.0, 0)
 
 
-def test_with_the_first_response_favoured_whoever_has_least_to_compute_goes_first() -> None:
-    """A prompt in the cache is nothing to compute; who was preempted waits for nobody."""
+def test_with_the_first_response_favoured_first_turns_go_first_by_arrival() -> None:
+    """Then the fewest tokens to compute; a prompt in the cache is none, who was preempted waits for
+    nobody."""
     made = pressed(favour="first-response")
     short, held = turn_of(5, 6), turn_of(1, 2)
     held.num_prompt_tokens, held.common_tokens = 5000, 4950
@@ -224,8 +225,14 @@ def test_with_the_first_response_favoured_whoever_has_least_to_compute_goes_firs
     assert made.rank(held, is_preempted=False, is_pinned=True) < rank(made, short)
     preempted = made.rank(held, is_preempted=True, is_pinned=False)
     assert preempted < made.rank(held, is_preempted=False, is_pinned=True)
-    held.has_aged_out = held.is_first = True
-    assert rank(made, held) < preempted
+    small, large = turn_of(7, 8), turn_of(8, 9)
+    small.is_first = large.is_first = True
+    small.num_prompt_tokens, large.num_prompt_tokens = 10, 9000
+    by_arrival = sorted((small, large), key=lambda turn: turn.order)
+    ranks = [rank(made, turn) for turn in by_arrival]
+    assert ranks == sorted(ranks)
+    large.order, small.order = 8, 9
+    assert rank(made, large) < rank(made, small) < rank(made, short)
     assert not made.has_admission_control
     assert made.settings.patience_s == 60
     assert policy(favour="first-response", patience_s=20.0).settings.patience_s == 20
