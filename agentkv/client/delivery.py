@@ -29,7 +29,7 @@ FIRST_WAIT_S = 0.1
 SILENT_S = 5.0
 """A server that let a call time out gets none for this long: others' deliveries wait behind it."""
 FLUSH_S = 2.0
-EXIT_S = 1.5
+EXIT_S = 1.2
 """The end of the interpreter waits this long; with what else it does an agent ends within 2 s of
 one without agentkv."""
 

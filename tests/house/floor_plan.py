@@ -21,28 +21,28 @@ MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_047,
-    ("agentkv/client",): 1_954,
-    ("agentkv/tool_calls",): 2_076,
-    ("agentkv/durations", "agentkv/commands"): 2_133,
-    ("agentkv/policies",): 2_066,
+    ("agentkv/client",): 1_750,
+    ("agentkv/tool_calls",): 2_073,
+    ("agentkv/durations", "agentkv/commands"): 2_063,
+    ("agentkv/policies",): 2_058,
     ("agentkv/server",): 446,
-    ("agents",): 503,
-    ("integrations",): 1_170,
-    ("integrations/vllm",): 1_071,
+    ("agents",): 88,
+    ("integrations",): 1_155,
+    ("integrations/vllm",): 1_055,
     ("integrations/vllm/front_end",): 818,
-    ("integrations/vllm/retention",): 3_685,
+    ("integrations/vllm/retention",): 3_677,
     ("integrations/vllm/watch",): 2_512,
-    ("integrations/vllm/api",): 1_827,
-    ("integrations/vllm/engine",): 1_661,
+    ("integrations/vllm/api",): 1_824,
+    ("integrations/vllm/engine",): 1_658,
     ("integrations/vllm/doctor",): 537,
-    ("evals",): 7_061,
-    ("evals/simulator",): 3_012,
-    ("evals/traces",): 1_233,
-    ("studies",): 3_651,
-    ("tests",): 37_373,
+    ("evals",): 6_628,
+    ("evals/simulator",): 2_934,
+    ("evals/traces",): 1_008,
+    ("studies",): 3_304,
+    ("tests",): 35_985,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 28_130
+MAX_DOCS_WORDS = 28_129
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
