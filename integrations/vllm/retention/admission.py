@@ -35,7 +35,7 @@ for ever from the first shortage on, or always, and say nothing of now."""
 
 
 class AdmissionController:
-    """The requests of one engine that want memory or hold it."""
+    """Decides about the requests of one engine that want memory or hold it."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class AdmissionController:
             self.restored(filled_token_s / self._policy.pool_tokens)
 
     def has_blocks(self, request_id: str) -> bool:
-        """Whether a request of a job runs, or has blocks that a KV connector fills."""
+        """Return whether a request of a job runs, or has blocks that a KV connector fills."""
         return request_id in self._admitted
 
     def _holds_blocks(self, turn: Turn) -> None:
@@ -274,7 +274,7 @@ class AdmissionController:
         return self._discount.idle_kv_weight
 
     def _demand(self, job: Job, num_blocks: float, *, is_idle: bool = False) -> JobDemand:
-        """A job with that many blocks, its turns from now on, and the blocks that each adds."""
+        """Make the demand of a job: its blocks, its turns from now on, and what each adds."""
         growth = self._costs.blocks_per_token.scale / self._host.pool.block_tokens
         if (blocks := self._costs.blocks_per_token).varies:
             growth = blocks.growth(job.context_tokens or job.first_prompt_tokens)
@@ -285,7 +285,7 @@ class AdmissionController:
 
     @property
     def has_running_turns(self) -> bool:
-        """True if any turn of a job holds blocks."""
+        """Return whether any turn of a job holds blocks."""
         return bool(self._admitted)
 
     def rank(self, request_id: str, *, is_preempted: bool) -> QueueRank | None:

@@ -75,7 +75,7 @@ class PromptStart(NamedTuple):
         return cls(block, prompt.block_hashes[block], num_prompt_tokens) if block >= 0 else None
 
     def begins(self, prompt: Prompt) -> bool:
-        """True if a prompt starts with these tokens, too."""
+        """Return whether a prompt starts with these tokens, too."""
         hashes = prompt.block_hashes
         return self.block < len(hashes) and hashes[self.block] == self.block_hash
 
@@ -114,7 +114,7 @@ class SimilarRequests:
         self._judge()
 
     def opened_job(self) -> None:
-        """One that has ended opened a job, which goes on."""
+        """Count an ended request that opened a job, which goes on."""
         self.num_jobs += 1
         self._judge()
 
@@ -123,7 +123,7 @@ class SimilarRequests:
         self.opens_jobs = is_usual and self.num_jobs >= MIN_JOBS
 
     def went_on(self, *, has_call: bool, is_soon: bool) -> None:
-        """A conversation of the kind went on after a reply."""
+        """Count a conversation of the kind that went on after a reply."""
         self.num_called += has_call
         self.num_soon += is_soon and not has_call
         self.num_late += not (is_soon or has_call)
@@ -133,17 +133,17 @@ class SimilarRequests:
 
     @property
     def is_of_agents(self) -> bool:
-        """At least half of its replies were not followed by a person's pause."""
+        """Return whether at least half of its replies were not followed by a person's pause."""
         return self.num_called + self.num_soon >= self.num_late
 
     @property
     def hides_calls(self) -> bool:
-        """Its conversations go on although no tool call is read in most replies."""
+        """Return whether its conversations go on although no tool call is read in most replies."""
         return self.num_soon > self.num_called
 
     @property
     def next_turn(self) -> Prediction | None:
-        """When one goes on, or is over, by MIN_GAPS gaps or more."""
+        """Predict when one goes on, or is over, by MIN_GAPS gaps or more."""
         return next_turn_by(self.gaps, "turns of jobs that start alike")
 
 
@@ -157,7 +157,7 @@ def next_turn_by(gaps: DurationWindow, what: str) -> Prediction | None:
 
 @dataclass(slots=True, eq=False)
 class OpenTurn:
-    """The last turn of a job, or of what may become one, and what a next prompt repeats of it."""
+    """Holds the last turn of a job, or of a possible one, and what a next prompt repeats of it."""
 
     job: Job
     prompt: PromptStart
@@ -202,8 +202,8 @@ class OpenTurn:
         return decision is not None and decision.command is not None
 
     def rest_behind(self, num_tokens: int, rest: bytes) -> bytes | None:
-        """What a prompt of `num_tokens`, of which `rest` is behind those blocks, has behind this
-        turn's; None if it does not repeat that and go on.
+        """Return what a prompt of `num_tokens`, of which `rest` is behind those blocks, has behind
+        this turn's; None if it does not repeat that and go on.
 
         A job with a turn in the engine is not continued: that is a fork of it, or a retry.
         """
@@ -212,12 +212,12 @@ class OpenTurn:
         return rest[len(self.prompt_end) :] if rest.startswith(self.prompt_end) else None
 
     def num_repeated_bytes(self, behind: bytes) -> int:
-        """Bytes of the reply with which what is behind the prompt starts."""
+        """Count the bytes of the reply with which what is behind the prompt starts."""
         sizes = range(1, len(self.reply) + 1)
         return bisect_left(sizes, True, key=lambda size: not behind.startswith(self.reply[:size]))
 
     def is_reply_in(self, behind: bytes) -> bool:
-        """True if the tokens of the reply's start or end are behind the prompt."""
+        """Return whether the tokens of the reply's start or end are behind the prompt."""
         start = self.reply[_REWRITTEN_BYTES:]
         num_tokens = len(start) // _TOKEN_BYTES
         size = min(RUN_TOKENS, max(1, num_tokens - 1)) * _TOKEN_BYTES  # the last ends the turn
@@ -228,7 +228,7 @@ class OpenTurn:
         )
 
     def is_text_in(self, behind: bytes, decode: Decode) -> bool:
-        """True if text of the reply's start is behind the prompt."""
+        """Return whether text of the reply's start is behind the prompt."""
         text = decode(array("i", behind[: MAX_TEXT_TOKENS * _TOKEN_BYTES]).tolist())
         reply = decode(array("i", self.reply[_REWRITTEN_BYTES:-_TOKEN_BYTES]).tolist())
         size = min(RUN_CHARS, len(reply))
@@ -292,8 +292,8 @@ class OpenTurns:
     def continued_by(
         self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str, decode: Decode | None
     ) -> OpenTurn | None:
-        """The turn of this client that a prompt continues: of several the one it repeats most of,
-        then the oldest.
+        """Return the turn of this client that a prompt continues: of several the one it repeats
+        most of, then the oldest.
 
         One look-up for each block of the prompt that is new since that turn's prompt; for each of
         all its blocks, 0.02 microseconds each (median and p90 of 300 calls), if there is none.
@@ -320,7 +320,7 @@ class OpenTurns:
 
 @dataclass(slots=True)
 class ConversationHistory:
-    """The prompts that came under one id."""
+    """Remembers the prompts that came under one id."""
 
     start: PromptStart | None = None
     """The first 64 tokens of the job's last own prompt."""
@@ -354,8 +354,8 @@ class Conversations:
         self._by_job: dict[str, ConversationHistory] = {}
 
     def relation(self, job_id: str, prompt: Prompt) -> Literal["turn", "side request", "another"]:
-        """Whether a request under a job's id is its next turn, a side request, or of another
-        conversation."""
+        """Tell whether a request under a job's id is its next turn, a side request, or of
+        another conversation."""
         job, history = self._jobs.get(job_id), self._by_job.get(job_id)
         if job is None or history is None or history.whole is None:
             return "turn"

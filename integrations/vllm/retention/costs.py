@@ -57,7 +57,7 @@ class BlocksPerToken:
             self.scale = self._num_blocks / self._num_tokens * self._block_tokens
 
     def blocks(self, num_tokens: int, *, is_held: bool = False) -> int:
-        """Blocks of a running request with a context of `num_tokens`; `is_held`: of its pin."""
+        """Return the blocks of a request of `num_tokens`, running or, if `is_held`, pinned."""
         num_blocks = 0
         for group in self._groups:
             most = inf if group.most_blocks is None else group.most_blocks + (not is_held)
@@ -65,7 +65,7 @@ class BlocksPerToken:
         return num_blocks
 
     def growth(self, num_tokens: int) -> float:
-        """Mean number of blocks that a context of `num_tokens` grows by with one more token."""
+        """Return how many blocks, in the mean, one more token adds to a context of `num_tokens`."""
         num_blocks = 0.0
         for group in self._groups:
             most = inf if group.most_blocks is None else group.most_blocks * group.block_tokens
@@ -206,11 +206,11 @@ class OffloadStats:
         return bool(self._loading)
 
     def load_began(self, request_id: str, num_tokens: int) -> None:
-        """A request has its blocks; the connector starts to load `num_tokens` into them."""
+        """Note that the connector starts to load `num_tokens` into the blocks of a request."""
         self._loading[request_id] = (num_tokens, self._clock())
 
     def loads_finished(self, request_ids: Iterable[str]) -> float:
-        """The KV loads of these requests have finished.
+        """Learn from the KV loads of these requests, which have finished.
 
         Returns the memory that waited for them, in token-seconds.
         """
@@ -224,15 +224,15 @@ class OffloadStats:
         return waited_token_s
 
     def paused(self) -> None:
-        """The engine pauses or goes on: loads under way take longer than they do otherwise."""
+        """Forget the loads under way: in a pause they take longer than they do otherwise."""
         self._loading.clear()
 
     def lost(self, num_tokens: int) -> None:
-        """A turn recomputes `num_tokens` of its job's context."""
+        """Note that a turn recomputes `num_tokens` of its job's context."""
         self._add(0, 0.0, num_tokens)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._loading.pop(request_id, None)
 
     def _add(self, loaded_tokens: int, load_s: float, lost_tokens: int) -> None:
@@ -259,7 +259,7 @@ class RestoreCostModel:
         self._pool = pool
 
     def cost(self, num_tokens: int) -> RestoreCost:
-        """Cost of restoring a context of `num_tokens`."""
+        """Return the cost of restoring a context of `num_tokens`."""
         held_tokens: float = num_tokens
         if not self._pool.has_one_group:
             num_blocks = self.blocks_per_token.blocks(num_tokens, is_held=True)

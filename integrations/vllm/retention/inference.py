@@ -71,8 +71,8 @@ USUAL_SHARE = 0.9
 
 
 def inferred_id(request_id: str, client: str = "") -> JobKey:
-    """Key of the inferred job that a request opens. No client can guess another's: vLLM makes each
-    request's id unique by random digits (vllm/v1/engine/input_processor.py, 0.32.0)."""
+    """Return the key of the inferred job that a request opens. No client can guess another's,
+    since vLLM adds random digits (vllm/v1/engine/input_processor.py, 0.32.0)."""
     return JobKey(client, f"inferred-{request_id}")
 
 
@@ -85,7 +85,7 @@ class KindKey(NamedTuple):
 
 
 class JobInference:
-    """The inferred jobs of one engine. If it is not `is_on` it never knows any."""
+    """Keeps the inferred jobs of one engine. If it is not `is_on` it never knows any."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class JobInference:
     def _job_continued_by(
         self, prompt: Sequence[int], block_hashes: Sequence[Any], client: str
     ) -> Job | None:
-        """The client's job whose last turn a request continues, unless a person does.
+        """Return the client's job whose last turn a request continues, unless a person does.
 
         A first turn counts for its kind as it was when it ended, too.
         """
@@ -246,11 +246,11 @@ class JobInference:
 
     @property
     def next_end_s(self) -> float | None:
-        """When `pop_ended` may have something next."""
+        """Return when `pop_ended` may have something next."""
         return self._ending[0][0] if self._ending else None
 
     def pop_ended(self, now_s: float) -> Iterator[Job]:
-        """Jobs that have not gone on since a reply without a tool call. O(1) if there are none.
+        """Return jobs that have not gone on since a reply without a tool call. O(1) without any.
 
         One whose calls cannot be read may go on all the same: its turn stays open.
         """
@@ -265,7 +265,7 @@ class JobInference:
 
 
 class Silences:
-    """How long the jobs of each client are silent after a reply in which no call can be read.
+    """Learns how long each client's jobs are silent after replies without a readable call.
 
     Counts jobs that their clients name. One that has not gone on after GRACE_S counts as over, with
     OVER_S.
@@ -291,7 +291,7 @@ class Silences:
             self._count(job, now_s - (job.finished_s or 0.0))
 
     def _count_overdue(self, now_s: float) -> None:
-        """Count those that have lasted for GRACE_S. O(1) if there are none."""
+        """Count the silences that have lasted for GRACE_S. O(1) if there are none."""
         since_s = now_s - GRACE_S
         while self._open and (next(iter(self._open.values())).finished_s or 0.0) < since_s:
             _, job = self._open.popitem(last=False)
@@ -378,10 +378,10 @@ class ParentInference:
 
 
 def runs_tool(job: Job) -> bool:
-    """True if a call was read in its last reply."""
+    """Return whether a call was read in its last reply."""
     return job.decision is not None and job.decision.command is not None
 
 
 def _is_silent(job: Job, now_s: float) -> bool:
-    """True if the job has ended a turn lately and has none in the engine."""
+    """Return whether the job has ended a turn lately and has none in the engine."""
     return not job.live and job.finished_s is not None and now_s - job.finished_s <= GRACE_S

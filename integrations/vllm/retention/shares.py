@@ -43,7 +43,7 @@ class LiveRequest:
 
 
 class ServiceCounters:
-    """The service that each client has had: tokens by cost.
+    """Counts the service that each client has had: tokens by cost.
 
     A client that waits again is lifted to the least of those that wait, so that neither being away
     nor a trickle of requests, each served at once, saves up anything. Source: VTC (arXiv
@@ -65,7 +65,7 @@ class ServiceCounters:
         self._by_client[client] = self._by_client.get(client, self._floor) + amount
 
     def waits(self, client: str) -> None:
-        """A request of a client waits for its first blocks. O(waiting clients) for its first."""
+        """Note that a request waits for its first blocks. O(waiting clients) for a first one."""
         if client not in self._num_waiting:
             least = min(map(self.__getitem__, self._num_waiting), default=self._floor)
             self._floor = max(self._floor, least)
@@ -73,7 +73,7 @@ class ServiceCounters:
         self._num_waiting[client] += 1
 
     def left(self, client: str) -> None:
-        """A request of a client has its first blocks, or is gone without. O(1) on average."""
+        """Note that a request has its first blocks, or is gone without. O(1) on average."""
         self._num_waiting[client] -= 1
         if self._num_waiting[client]:
             return
@@ -116,15 +116,15 @@ class ClientShares:
     def arrived(
         self, request_id: str, client: str, order: int, num_prompt_tokens: int, now_s: float
     ) -> None:
-        """A request has entered the engine; `order` is its arrival number."""
+        """Note that a request has entered the engine; `order` is its arrival number."""
         request = LiveRequest(client, order, now_s, num_prompt_tokens)
         self._requests[request_id] = request
         self._num_live[client] += 1
         self.service.waits(client)
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """A request has its blocks: its client pays for the prompt, but for the tokens that were in
-        the cache. What a preempted request computes again is free."""
+        """Let a request's client pay for the prompt, but for the tokens that were in the cache.
+        What a preempted request computes again is free."""
         request = self._requests.get(request_id)
         if request is not None and request.charged_tokens is None:
             request.charged_tokens = request.num_prompt_tokens
@@ -153,11 +153,11 @@ class ClientShares:
 
     @property
     def are_many(self) -> bool:
-        """True if several clients hold or want KV. O(1)."""
+        """Return whether several clients hold or want KV. O(1)."""
         return len(self._num_live) > 1 or len(self._num_live.keys() | self._pins.clients) > 1
 
     def place(self, client: str) -> ClientPlace:
-        """A client's place among clients, the smallest is next; that of all while nothing is short.
+        """Return a client's place, of which the smallest is next; all are one if nothing is short.
 
         O(1). It changes with all that is served, so it is asked for when it is used.
         """
@@ -166,7 +166,7 @@ class ClientShares:
         return client in self._above, self.service[client]
 
     def measure(self) -> frozenset[str]:
-        """The clients that hold more than their share now; none while there is one client.
+        """Return the clients that hold more than their share now; none while there is one client.
 
         O(running requests and clients), O(1) with one client.
         """
@@ -192,7 +192,7 @@ class ClientShares:
         self._held, self._share_blocks = held, share * self._host.pool.num_blocks
 
     def describe(self) -> list[dict[str, Any]]:
-        """What each client that has a request or a pin holds and has had, for people."""
+        """Describe each client that has a request or a pin: what it holds and has had."""
         self._look()
         return [
             {
@@ -206,7 +206,7 @@ class ClientShares:
         ]
 
     def num_spare_blocks(self, client: str) -> float:
-        """Blocks that a client may hold in addition, as last measured."""
+        """Return the blocks that a client may hold in addition, as last measured."""
         return self._share_blocks - self._held[client]
 
     def surplus_pins(self, pins: Iterable[Pin[Any]], client: str) -> Sequence[Pin[Any]]:

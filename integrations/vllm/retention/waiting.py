@@ -69,7 +69,7 @@ class StarvationGuard:
         return first
 
     def is_starved(self, request_id: str) -> bool:
-        """True from when a request is starved until it ends, also while it runs."""
+        """Return whether a request is starved, from then until it ends, also while it runs."""
         return request_id in self._starved
 
 
@@ -89,7 +89,7 @@ class AgingQueue:
         self._waiting.append(turn)
 
     def pop_aged_out(self, now_s: float) -> Turn | None:
-        """A turn that still waits after `patience_s`, each once; None if there is none."""
+        """Return a turn that still waits after `patience_s`, each once; None if there is none."""
         while self._waiting and now_s - self._waiting[0].arrived_s > self._patience_s:
             turn = self._waiting.popleft()
             if turn.admitted_s is None and turn.request_id in turn.job.live:
