@@ -15,6 +15,7 @@ import pytest
 from agentkv.cli import main
 
 GPU = "simulate --gpu h100"
+TAKE_A_FILE = ("record", f"{GPU} --trace", "bench --trace", "plot --out figures")
 CONFIG = "serve --additional-config"
 DEAD = "http://127.0.0.1:9"
 
@@ -44,9 +45,7 @@ WRONG = [
     ("explain --worst 11", "--worst: got 11, allowed are 1 to 10"),
     ("run claude", "required: URL"),
     # a file
-    *((f"{command} nofile", "nofile: no such file") for command in ("record", f"{GPU} --trace")),
-    ("bench --trace nofile", "nofile: no such file"),
-    ("plot nofile --out figures", "nofile: no turns.jsonl in it or below it"),
+    *((f"{command} nofile", "nofile: no such file") for command in TAKE_A_FILE),
     ("plot folder --out figures", "folder: no turns.jsonl in it or below it"),
     (f"{GPU} --policy nofile.py:X", "nofile.py: no such file"),
     (f"{GPU} --trace folder", "folder: no log in it that can be read"),

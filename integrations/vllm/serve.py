@@ -85,8 +85,8 @@ def complete_flags(argv: Sequence[str], *, is_cpu: bool) -> list[str]:
         model = given
     else:
         model = str(prepare_demo_model(progress=lambda text: print(text, file=sys.stderr)))
-        if value_of(flags, "--served-model-name") is None:
-            defaults += ["--served-model-name", MODEL_NAME]
+        # only full blocks are found again: the CPU build's 128 tokens are more than a small turn
+        defaults += ["--served-model-name", MODEL_NAME, "--block-size", "32"]
     is_path = model.startswith((".", "/", "~"))
     if is_path and not (Path(model).expanduser() / "config.json").is_file():
         raise AgentKVError(
