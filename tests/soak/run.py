@@ -209,7 +209,7 @@ class Clients:
         self._number = number
         self._seed = 1000 * seed
         self._policy = policy
-        self._log = log_path.open("wb")
+        self._log_path = log_path
         self._processes: list[subprocess.Popen[bytes]] = []
         self.num_started = 0
         self.num_failed = 0
@@ -222,8 +222,8 @@ class Clients:
         while len(self._processes) < self._number:
             command = [sys.executable, "-m", "tests.soak.traffic", self._base_url, self._policy]
             command += [str(self._seed + self.num_started), KEYS[self.num_started % len(KEYS)]]
-            started = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-            self._processes.append(started)
+            with self._log_path.open("ab") as log:
+                self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
             self.num_started += 1
 
     def kill_one(self) -> None:

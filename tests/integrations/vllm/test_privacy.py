@@ -54,6 +54,7 @@ def test_no_secret_of_a_command_is_shown_or_stored(
     engine = Engine(policy=policy, run_output_dir=str(tmp_path / "log"), predictor_state=str(state))
     arrives(engine)
     answers = shown(engine)
+    engine.wait(60.0)  # until the state is written
     engine.scheduler.shutdown()
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 1 + (policy != "continuum")
@@ -76,6 +77,7 @@ def test_files_with_commands_are_for_their_owner_alone(tmp_path: Path) -> None:
     log, state = tmp_path / "made" / "log", tmp_path / "made" / "state" / "p.json"
     engine = Engine(policy="agentkv", run_output_dir=str(log), predictor_state=str(state))
     by_tag(engine)
+    engine.wait(60.0)
     engine.scheduler.shutdown()
     made = [log, log / "scheduler_timestamps.jsonl", state.parent, state]
     modes = [stat.S_IMODE(path.stat().st_mode) for path in made]

@@ -305,7 +305,6 @@ def test_everybody_who_is_connected_hears_each_free(tmp_path: Path) -> None:
     path = tmp_path / "kv.sock"
     engine = Engine(num_blocks=64, kv_socket=str(path))
     assert path.stat().st_mode & 0o777 == 0o600
-    engine.turn(prompt_of(20), job_id="unheard", is_last_step=1)
 
     def hear(most: int) -> Future[list[KVFree]]:
         heard = pool.submit(lambda: [*islice(follow(str(path), retry_s=None), most)])
@@ -313,6 +312,9 @@ def test_everybody_who_is_connected_hears_each_free(tmp_path: Path) -> None:
         return heard
 
     with ThreadPoolExecutor() as pool:
+        gone = hear(1)
+        engine.turn(prompt_of(20), job_id="before", is_last_step=1)
+        assert [free.number for free in gone.result(10)] == [1]
         one, all_of_them = hear(1), hear(5)
         for number in range(4):
             engine.turn(prompt_of(20, salt=number), job_id=f"j{number}", is_last_step=1)
