@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -137,9 +136,8 @@ def _now_s() -> float:
     return _EPOCH_S + time.monotonic()
 
 
-def _end_with_parent(scratch: Path) -> None:
-    """End this process, its containers and its folder once the other end of standard input is
-    closed."""
+def _end_with_parent() -> None:
+    """End this process, and its containers, once the other end of standard input is closed."""
     lifeline = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nothing for the commands of the model
 
@@ -147,7 +145,6 @@ def _end_with_parent(scratch: Path) -> None:
         lifeline.read()
         for environment in list(_started):
             environment.cleanup()
-        shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -171,7 +168,7 @@ def main(argv: list[str]) -> None:
         setattr(swebench, name, replacement)
     # the batch loads its instances with this package, which takes seconds and writes a cache
     sys.modules["datasets"] = SimpleNamespace(load_dataset=lambda path, split: instances)  # type: ignore[assignment]
-    _end_with_parent(scratch)
+    _end_with_parent()
     swebench.app(["--redo-existing", *argv[1:]], standalone_mode=False)
 
 
