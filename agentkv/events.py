@@ -261,7 +261,7 @@ class ToolIgnored(ToolSignal):
 
 @dataclass(frozen=True, slots=True)
 class ToolMeasured(JobEvent):
-    """It is known how long a tool took, or at least took where `source` is "cut_short"."""
+    """A tool's duration is known, or the least it can be where `source` is "cut_short"."""
 
     source: str
     """ "client", "piggyback", "gap" or "cut_short"."""

@@ -35,8 +35,8 @@ class NamedClasses(Generic[Kind]):
     """The subclasses of a base class that can be had by name, in addition to the shipped ones."""
 
     def __init__(self, what: str, base: type[Kind], group: str, shipped: Sequence[str]) -> None:
-        """`what` is the option that takes a name. `group` is that of the entry points by which
-        packages offer classes, and the public module that has `base`."""
+        """The option `what` takes a name; packages offer classes by entry points of `group`, which
+        is also the public module that has `base`."""
         self._what = what
         self._base = base
         self._group = group

@@ -178,7 +178,7 @@ def _tagging_one(http_client: Any, find_job: FindJob) -> Method:
 
 _lock = threading.Lock()
 _covered: dict[int, tuple[Replacement, int]] = {}
-"""By the id of an httpx client: its replaced `send`, and the number of its open sessions."""
+"""The replaced `send` of each covered httpx client, by its id, and its number of sessions."""
 
 
 def cover(http_client: Any) -> None:

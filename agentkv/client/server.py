@@ -157,9 +157,8 @@ class Route:
         except StatusError as error:
             if error.status != 404:
                 raise
-            if (
-                action == "release"
-            ):  # it ended with its last step: its tokens are known all the same
+            if action == "release":
+                # the job ended with its last step; its tokens are known all the same
                 with suppress(AgentKVServerError, LookupError, TypeError):
                     query = f"job={quote(self.job.job_id, safe='')}"
                     answer = self._send("GET", f"/explain?{query}")["jobs"][0]

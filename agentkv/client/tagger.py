@@ -97,7 +97,7 @@ class TaggedRequest:
         self._turn: TaggedTurn | None = None
 
     def route(self) -> Route:
-        """The job's way to the server, with the keys by which this request is let in."""
+        """Return the job's way to the server, with the keys by which this request is let in."""
         keys = keys_among(self._request.headers)
         return Route(self._job, server_at(self._root_url), self._client, keys)
 

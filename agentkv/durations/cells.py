@@ -35,9 +35,9 @@ PRIOR_WEIGHT, PRIOR_SHAPE = 1.5, 1.5
 DECAY = 0.75
 """Each run of a level counts this much less than the next: an effective window of 5."""
 SPREAD_LN, WAIT_SPREAD_LN, RUN_SPREAD_LN = 0.7, 0.2, 0.25
-"""Of ln(seconds) around a first guess, around a wait that the text gives, around a single run."""
+"""Standard deviations of ln(seconds): of a first guess, a wait in the text, a single run."""
 PART_VARIANCE, NOISE_VARIANCE, DRIFT_VARIANCE = 0.1, 0.9, 0.002
-"""Of an unseen part's weight, of alike runs, and what each run adds: projects change."""
+"""Variances: of an unseen part's weight, of alike runs, and what each run adds to it."""
 MAX_SURPRISE = 2.0
 """Standard deviations at which a run's surprise is capped: one that hung must not teach much."""
 MAX_CELLS, MAX_WEIGHTS, MAX_READ = 4096, 8192, 256

@@ -41,9 +41,9 @@ FAST, SLOW = (frozenset(TABLES["context_serve"][name].split()) for name in ("fas
 _ENDS_EARLY = re.compile(r"-[vqsl]*x[vqsl]*|--exitfirst|--collect-only")
 _DOWNLOADS = re.compile(r"-[fgiksLS]*[oO].*|--output|--remote-name")
 LISTED_SPREAD_LN = 1.47
-"""Of any command of a coding agent. Source: a Go project's commands have a median of 1.4 s and a
-0.9 quantile of 9.2 s (traces of entireio/cli). A list's verdict is as sure as a posterior's has to
-be."""
+"""Standard deviation of ln(seconds) of a coding agent's commands. Source: a Go project's have a
+median of 1.4 s and a 0.9 quantile of 9.2 s (traces of entireio/cli). A list's verdict is as sure
+as a posterior's has to be."""
 _SURE_LN = NormalDist().inv_cdf(SURE) * LISTED_SPREAD_LN
 _LISTED: dict[Speed, LogNormal] = {
     "fast": LogNormal(math.log(FAST_S) - _SURE_LN, LISTED_SPREAD_LN),
