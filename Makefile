@@ -156,11 +156,11 @@ check: $(STAMP) docs
 	$(BIN)/python -m tests.house.floor_plan
 	$(BIN)/python -m tests.house.words
 
-# The site, in site/; a link that leads nowhere is an error. The pages' text goes with it, for llms.txt.
 # The figures of the docs, from rows of the repository.
 figures: $(DEMO_STAMP)
 	$(BIN)/agentkv plot studies/cpu_server/rows.jsonl --kind policies --format svg --out docs/results --force
 
+# The site, in site/; a link that leads nowhere is an error. The pages' text goes with it, for llms.txt.
 docs: $(STAMP)
 	$(BIN)/zensical build --strict
 	cd docs && cp --parents llms.txt $$(find . -name '*.md') ../site/

@@ -12,7 +12,6 @@ from typing import Literal
 
 from agentkv.errors import InputError
 
-ARRIVALS = ("poisson", "burst")
 RECORDED = "recorded"
 """Arrivals at the times of an event log."""
 BURST_JOBS = 8

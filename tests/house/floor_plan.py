@@ -21,7 +21,7 @@ MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 2_047,
-    ("agentkv/client",): 1_750,
+    ("agentkv/client",): 1_749,
     ("agentkv/tool_calls",): 2_073,
     ("agentkv/durations", "agentkv/commands"): 2_063,
     ("agentkv/policies",): 2_058,
@@ -35,14 +35,14 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations/vllm/api",): 1_824,
     ("integrations/vllm/engine",): 1_658,
     ("integrations/vllm/doctor",): 537,
-    ("evals",): 6_628,
+    ("evals",): 6_624,
     ("evals/simulator",): 2_934,
     ("evals/traces",): 1_008,
     ("studies",): 3_304,
     ("tests",): 35_985,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 28_129
+MAX_DOCS_WORDS = 28_128
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
