@@ -2,8 +2,7 @@
 
 In order of precedence: what the client reports, the command read from the reply, the policy's TTL
 for an unknown tool. Called by RetentionManager on the engine's main thread. A command is kept until
-the job's next turn, to learn how long it took; events have its key alone, unless `show_commands` is
-set.
+the job's next turn, to learn its duration; events have its key, unless `show_commands` is set.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ class PinDecisions:
             else:
                 prediction = answer.prediction if answer.command else job.next_turn
                 shown = self._shown(answer.command or "", answer.command_key)
-                self._decide(job, answer.command, shown, prediction, answer.told_by)
+                self._decide(job, answer.command, shown, guess=prediction, told_by=answer.told_by)
                 job.blocking = answer.blocking
         return without_tool
 
@@ -198,7 +197,8 @@ class PinDecisions:
             return
         if not self._predictor.predicts:
             self._stop_awaiting(job)
-            self._decide(job, command[:MAX_COMMAND_CHARS], self._shown(command), None, "client")
+            start, shown = command[:MAX_COMMAND_CHARS], self._shown(command)
+            self._decide(job, start, shown, guess=None, told_by="client")
         else:
             calls = [(tool.command, Awaited(tool.command, tool.limit_s)) for tool in running]
             self._ask(job, next(self._keys), "client", lambda: ToolCommand.of(calls))
@@ -254,8 +254,7 @@ class PinDecisions:
             self._emit(Decided, job.job_id, pin, decision, *said, is_first, num_blocks)
 
     def _shown(self, command: str, key: str | None = None) -> str:
-        """Return what events and routes show of a command; its key, not found before, costs 0.5
-        ms."""
+        """Return what events and routes show of a command; finding its key costs 0.5 ms."""
         if self._shows_commands:
             return command[:MAX_COMMAND_CHARS]
         return command_key(command) if key is None else key
