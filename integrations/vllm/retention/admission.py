@@ -363,8 +363,7 @@ class AdmissionController:
         return reason is None
 
     def _share_with_siblings(self, job: Job) -> None:
-        """Let running jobs of the same prompt, a group's first one, know that others share it, else
-        its blocks would count as their own, too. O(turns), once a job."""
+        """Let running jobs of the same prompt know that others share it. O(turns), once a job."""
         for turn in self._jobs.turns.values():
             other = turn.job
             is_sibling = other is not job and other.fingerprint == job.fingerprint

@@ -71,8 +71,8 @@ USUAL_SHARE = 0.9
 
 
 def inferred_id(request_id: str, client: str = "") -> JobKey:
-    """Return the key of the inferred job that a request opens. No client can guess another's,
-    since vLLM adds random digits (vllm/v1/engine/input_processor.py, 0.32.0)."""
+    """Return the key of the inferred job that a request opens, which nobody can guess: vLLM adds
+    random digits to its id (vllm/v1/engine/input_processor.py, 0.32.0)."""
     return JobKey(client, f"inferred-{request_id}")
 
 

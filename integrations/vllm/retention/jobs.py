@@ -49,8 +49,10 @@ class FairStore(Generic[Value]):
     def put(self, key: Any, value: Value) -> Value | None:
         """Add a value as the newest, in place of the key's own; returns the one that leaves."""
         self._values[key] = value
-        self.by_client.setdefault(key.client, OrderedDict())[key] = value
-        self.move_to_end(key)
+        of_client = self.by_client.setdefault(key.client, OrderedDict())
+        of_client[key] = value
+        self._values.move_to_end(key)
+        of_client.move_to_end(key)
         return self.pop(next(iter(self.of_most()))) if len(self._values) > self._most else None
 
     def move_to_end(self, key: Any) -> None:
@@ -115,11 +117,13 @@ class JobTable(FairStore[Job]):
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
-        self.move_to_end(job.job_id)
-        if job.num_turns > 1:
-            self._short.pop(job.job_id)
-        elif self._short.get(job.job_id) is not None:
-            self._short.move_to_end(job.job_id)
+        self._values.move_to_end(job.job_id)  # each turn passes here: without a call of Python
+        self.by_client[job.client].move_to_end(job.job_id)
+        if self._short.get(job.job_id) is not None:
+            if job.num_turns > 1:
+                self._short.pop(job.job_id)
+            else:
+                self._short.move_to_end(job.job_id)
 
     def lender(self, parent_id: str, job: Job | None) -> Job | None:
         """Return the job in whose place a sub-agent's stands: its parent's, or that one's lender.

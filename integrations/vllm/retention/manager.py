@@ -237,8 +237,7 @@ class RetentionManager:
     # It ends
 
     def keeps_blocks(self, request_id: str, *, num_tokens: int) -> bool:
-        """Return whether a turn that ends after its first tokens, with `num_tokens` cached, keeps
-        them.
+        """Return whether a turn that ends after its first tokens keeps what is in the cache of it.
 
         Asked before the blocks are popped. The TTL decided here is the one that `turn_ended` pins
         them with.
