@@ -73,6 +73,9 @@ SDKS = {
 }
 """Distribution -> name, cases, streamed cases, notes."""
 
+AT_ONCE = {"parallel": "", "many": ""}
+"""Parallel calls and runs: the table names them where they fail."""
+
 
 def install(group: str, cache: Path) -> Path:
     """The Python of a group's environment, with the newest versions."""
@@ -149,35 +152,31 @@ def table(passed: Mapping[tuple[str, str], bool], versions: Mapping[str, str]) -
         ):
             without[re.sub("-(stock|strict)$", "", parameters)].append(is_passed)
     lines = [
-        "| framework | version | runs | streamed | tools | at once | child jobs | released after "
-        "| no plugin | notes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| framework | version | runs | streamed | child jobs | released after | notes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for distribution, entry in catalog.items():
         row = Row(passed, distribution)
         cells = [
             entry["name"],
             versions.get(distribution, "not installed"),
-            row.cell(sync="sync", code="sync", bash="sync", crew="sync", chat="sync")
+            row.cell(sync="sync", code="sync", bash="sync", crew="sync", chat="sync", **AT_ONCE)
             if row.cell(**{"async": "x"}) == "-"
-            else row.cell(**{"sync": "sync", "chat": "sync", "crew": "sync", "async": "async"}),
+            else row.cell(sync="sync", chat="sync", crew="sync", **{"async": "async"}, **AT_ONCE),
             row.cell(stream="yes", iterated="yes"),
-            row.cell(**dict.fromkeys(("sync", "async", "code", "bash"), "each, timed")),
-            row.cell(parallel="each", many="many runs"),
             row.cell(children="in tools", handoff="handoffs", crew="tasks"),
             row.cell(
                 **dict.fromkeys(("sync", "async", "bash"), "end"), fails="error", cancelled="cancel"
             ),
-            "unaffected" if all(without[distribution]) else "**affected**",
-            entry["notes"],
+            entry["notes"] if all(without[distribution]) else "**affected without the plugin**",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
         "Without runs to see, `agentkv run --job` makes a whole program one job:",
         "",
-        "| library | version | turns | streamed | tools | released after | notes |",
-        "|---|---|---|---|---|---|---|",
+        "| library | version | turns | streamed | notes |",
+        "|---|---|---|---|---|",
     ]
     for distribution, (name, cases, streamed, notes) in SDKS.items():
         seen = {
@@ -187,7 +186,7 @@ def table(passed: Mapping[tuple[str, str], bool], versions: Mapping[str, str]) -
         turns = "tagged" if all(seen[case] for case in cases.split()) else "**fails**"
         stream = "-" if not streamed else "yes" if seen[streamed] else "**fails**"
         version = versions.get(distribution, "not installed")
-        lines.append(f"| {name} | {version} | {turns} | {stream} | gaps | end | {notes} |")
+        lines.append(f"| {name} | {version} | {turns} | {stream} | {notes} |")
     return "\n".join(lines)
 
 
