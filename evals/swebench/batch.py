@@ -32,7 +32,6 @@ from .suite import sandbox_settings
 INSTANCES_FILE = "instances.json"
 _PULL_TIMEOUT_S = 1800  # mini-swe-agent gives an image of several gigabytes two minutes
 _get_environment = swebench.get_sb_environment  # which `main` replaces
-_EPOCH_S = time.time() - time.monotonic()
 _started: WeakSet[Any] = WeakSet()
 """Environments whose agents may be at work."""
 
@@ -45,26 +44,25 @@ class JobAgent(ProgressTrackingAgent):
 
     def __init__(self, *args: Any, run_id: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        job_id = f"{self.instance_id}.{run_id}"
         self._job: Job[Any] | None = None
         self._turns: list[dict[str, Any]] = []
-        self._facts: dict[str, Any] = {"job_id": job_id, "turns": self._turns}
+        self._facts = {"job_id": f"{self.instance_id}.{run_id}", "turns": self._turns}
 
     def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
         """Run the loop as one job, which the server frees when it ends."""
-        self._facts["began_s"] = _now_s()
+        self._facts["began_s"] = time.time()
         with agentkv.session(job_id=self._facts["job_id"]) as self._job:
             if self.config.step_limit:
                 self._job.limit_turns(self.config.step_limit)
             try:
                 result: dict[str, Any] = super().run(task, **kwargs)
             finally:
-                self._facts["ended_s"] = _now_s()
+                self._facts["ended_s"] = time.time()
         return result
 
     def query(self) -> dict[str, Any]:
         """Make one call, and note its seconds and tokens; a malformed reply is a turn, too."""
-        sent_s = _now_s()
+        sent_s = time.time()
         try:
             message: dict[str, Any] = super().query()
         except FormatError as error:
@@ -97,7 +95,7 @@ class JobAgent(ProgressTrackingAgent):
                 "turn": len(self._turns),
                 "sent_s": sent_s,
                 "first_token_s": None,
-                "ended_s": _now_s(),
+                "ended_s": time.time(),
                 "prompt_tokens": usage.get("prompt_tokens") or 0,
                 "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
                 "output_tokens": usage.get("completion_tokens") or 0,
@@ -132,10 +130,6 @@ def start_environment(
     raise SwebenchError(said)
 
 
-def _now_s() -> float:
-    return _EPOCH_S + time.monotonic()
-
-
 def _end_with_parent() -> None:
     """End this process, and its containers, once the other end of standard input is closed."""
     lifeline = os.fdopen(os.dup(0), "rb")
@@ -153,19 +147,12 @@ def _end_with_parent() -> None:
 def main(argv: list[str]) -> None:
     """Run the batch with our agent in the place of its own.
 
-    Raises ImportError if it lacks a name. Source: mini-swe-agent 2.4.6,
-    minisweagent/run/benchmarks/swebench.py.
+    Source: mini-swe-agent 2.4.6, minisweagent/run/benchmarks/swebench.py.
     """
     scratch, output = Path(argv[0]), Path(argv[argv.index("--output") + 1])
     instances = json.loads((scratch / INSTANCES_FILE).read_text())
-    ours = {
-        "ProgressTrackingAgent": JobAgent,
-        "get_sb_environment": partial(start_environment, scratch, output),
-    }
-    for name, replacement in ours.items():
-        if not hasattr(swebench, name):
-            raise ImportError(f"{swebench.__name__} has no {name} any more: it cannot be replaced")
-        setattr(swebench, name, replacement)
+    swebench.ProgressTrackingAgent = JobAgent
+    swebench.get_sb_environment = partial(start_environment, scratch, output)
     # the batch loads its instances with this package, which takes seconds and writes a cache
     sys.modules["datasets"] = SimpleNamespace(load_dataset=lambda path, split: instances)  # type: ignore[assignment]
     _end_with_parent()

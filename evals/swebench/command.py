@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import os
 import signal
 import sys
@@ -28,23 +27,12 @@ from agentkv.command_line import (
 )
 from agentkv.policies.names import DEFAULT_POLICY, known_policies, server_policy
 
-from ..options import add_kept
+from ..options import add_server
 from ..rows import time_stamp
-from .instances import (
-    CONTAINERS,
-    DAEMON_LESS,
-    HUB_NAMES,
-    SANDBOX,
-    SUITE,
-    SwebenchError,
-    load_instances,
-)
+from .instances import DAEMON_LESS, HUB_NAMES, SUITE, SwebenchError, load_instances
 
 TOOL_FLAG = "--enable-auto-tool-choice"
 _COUNT = whole_number(1)
-_RESUME = "go on with the run in --out"
-_OF_PLAN = "policy model base_url api_key server_flags workers step_limit is_text configs"
-"""What the plan of a run takes from the flag of that name."""
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
@@ -75,31 +63,33 @@ def _run(options: argparse.Namespace) -> Outcome:
     """
     from .run import RunPlan, run
 
-    if options.base_url is None:
-        options.policy = options.policy or DEFAULT_POLICY
-    elif options.server_flags:
+    is_own_server = options.base_url is None
+    if not is_own_server and options.server_flags:
         what = "flags after -- are for a server that is started here, and --base-url names one that"
         raise SwebenchError(f"{what} runs: drop one of the two")
-    if options.policy is not None:
-        server_policy(options.policy)  # InputError for a name that there is not
-    if options.base_url is None and not options.is_text and TOOL_FLAG not in options.server_flags:
+    if is_own_server and not options.is_text and TOOL_FLAG not in options.server_flags:
         raise SwebenchError(
             "the agent's commands are tool calls, which a server gives only with "
             f"`-- {TOOL_FLAG} --tool-call-parser NAME`: add both, or --text for commands as text"
         )
-    name = (options.policy or "run").replace(":", "-")
-    is_suite = options.instances == SUITE
+    policy = options.policy or (DEFAULT_POLICY if is_own_server else None)
+    if policy is not None:
+        server_policy(policy)  # InputError for a name that there is not
+    name = (policy or "run").replace(":", "-")
     plan = RunPlan(
         dataset=options.instances,
         instances=load_instances(options.instances, options.slice, options.filter),
         out=Path(options.out or f"swebench-{name}-{time_stamp()}").absolute(),
-        environment=options.environment or (SANDBOX if is_suite else CONTAINERS[0]),
-        **{name: getattr(options, name) for name in _OF_PLAN.split()},
+        policy=policy,
+        model=options.model,
+        base_url=options.base_url,
+        api_key=options.api_key,
+        server_flags=options.server_flags,
+        workers=options.workers,
+        is_text=options.is_text,
+        configs=options.configs,
     )
-    if options.dry_run:
-        document = plan.describe()
-        return DONE, document, json.dumps(document, indent=1)
-    document = run(plan, resume=options.resume, force=options.force)
+    document = run(plan, resume=options.resume)
     how = ", ".join(f"{number} {status}" for status, number in document["exit_statuses"].items())
     lines = [f"{document['over']} of {document['instances']} instances over: {how or 'none'}"]
     lines += [f"  {name}: {error}" for name, error in document["errors"].items()]
@@ -123,7 +113,6 @@ def _eval(options: argparse.Namespace) -> Outcome:
         mode=options.mode,
         workers=options.workers,
         time_limit_s=options.time_limit_s,
-        is_redone=options.redo,
     )
     counts = ", ".join(f"{document[status]} {status}" for status in STATUSES)
     return DONE, document, f"{document['instances']} instances: {counts}\nin {document['run']}"
@@ -133,10 +122,7 @@ def _report(options: argparse.Namespace) -> Outcome:
     """Compare graded runs: pass rate, completion times, cache; as Markdown and JSON."""
     from .report import report
 
-    runs, out = options.run_dirs, options.out
-    if out is None:
-        out = runs[0] if len(runs) == 1 else f"swebench-report-{time_stamp()}"
-    document = report(runs, Path(out), is_forced=options.force)
+    document = report(options.run_dirs, Path(options.out or options.run_dirs[0]))
     return DONE, document, Path(document["files"]["markdown"]).read_text(encoding="utf-8")
 
 
@@ -156,15 +142,15 @@ def _demo(options: argparse.Namespace) -> Outcome:
     out = options.out or f"{tempfile.mkdtemp(prefix='agentkv-swebench-')}/run"
     # a model of this size makes no tool calls
     flags = [] if solution else ["--text", "--config", str(MODEL_CONFIG)]
+    flags += ["--config", f"agent.step_limit={options.step_limit}"]
     planned = _parser().parse_args(["run", "--out", out, *flags])
-    for name in ("policy", "base_url", "slice", "workers", "step_limit", "resume", "force"):
+    for name in ("policy", "base_url", "slice", "workers", "resume"):
         setattr(planned, name, getattr(options, name))
     with solution_server(load_instances(SUITE), solution) if solution else nullcontext() as served:
         planned.base_url = served or planned.base_url
         status, _, text = _run(planned)
     print(text, file=sys.stderr)
-    grading = _parser().parse_args(["eval", out, "--mode", DAEMON_LESS])
-    _, counts, _ = _eval(grading)
+    _, counts, _ = _eval(_parser().parse_args(["eval", out, "--mode", DAEMON_LESS]))
     _, _, page = _report(_parser().parse_args(["report", out]))
     note = "a 135M model: it resolves little or nothing; the run itself is sound"
     if solution:
@@ -197,57 +183,50 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_play_flags(parser: argparse.ArgumentParser, num_workers: int) -> None:
+    add = parser.add_argument
+    add("--slice", default="", metavar="A:B", help="only these of the instances, as in Python")
+    policies = f"of {', '.join(known_policies())} (default {DEFAULT_POLICY}, or the server's)"
+    add("--policy", metavar="NAME", help=policies)
+    add("--base-url", type=url, metavar="URL", help="a running server; its policy is checked")
+    add("--workers", type=_COUNT, default=num_workers, metavar="N", help="default %(default)s")
+    add("--out", metavar="DIR", help="the run's folder (default: a new one)")
+    add("--resume", action="store_true", help="go on with the run in --out")
+
+
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    _add_play_flags(parser, 1)
     add = parser.add_argument
     files = f"a .json, .jsonl or .parquet file, or {', '.join(HUB_NAMES)} from the hub"
     what = f"{files}, or {SUITE}: six small ones of ours (default %(default)s)"
     add("--instances", default=SUITE, metavar="SOURCE", help=what)
     add("--filter", default="", metavar="REGEX", help="only those whose id begins with a match")
-    add("--slice", default="", metavar="A:B", help="only these of them, as in Python")
-    default = f"default {DEFAULT_POLICY}; with --base-url that of the server"
-    add("--policy", metavar="NAME", help=f"one of {', '.join(known_policies())} ({default})")
-    add("--base-url", type=url, metavar="URL", help="a running server; its policy is checked")
-    add("--model", help="name or folder (default: the demo model, or the server's first)")
-    add("--api-key", help="sent as a bearer token; kept nowhere")
+    add_server(parser, "name or folder (default: the demo model, or the server's first)")
     add("server_flags", nargs="*", metavar="-- FLAG", help="flags for the server started here")
-    add("--workers", type=_COUNT, default=1, metavar="N", help="at once (default %(default)s)")
-    add("--step-limit", type=_COUNT, metavar="N", help="model calls per instance")
-    what = f"where the model's commands run (default docker; for {SUITE} {SANDBOX})"
-    add("--environment", choices=(*CONTAINERS, SANDBOX), help=what)
     what = "commands as fenced text, not as tool calls"
     add("--text", dest="is_text", action="store_true", help=what)
     what = "mini-swe-agent configuration over its SWE-bench default: a file, or key.key=value"
     add("--config", dest="configs", action="append", default=[], metavar="SPEC", help=what)
-    add_kept(parser, "the run's folder (default swebench-POLICY-TIME)", resume=_RESUME)
-    add("--dry-run", action="store_true", help="print the plan, start nothing")
 
 
 def _add_eval_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", type=Path, help="the --out of `agentkv swebench run`")
     add("--mode", choices=("docker", DAEMON_LESS), default="docker", help="default: %(default)s")
-    cores = max(1, (os.cpu_count() or 1) * 3 // 4)
-    what = "graded at once by docker; default: three quarters of the cores"
-    add("--workers", type=_COUNT, default=cores, help=what)
-    what = "seconds for the tests of one instance; default: %(default)s"
+    add("--workers", type=_COUNT, default=4, help="graded at once by docker (default %(default)s)")
+    what = "seconds for the tests of one instance (default %(default)s)"
     add("--time-limit-s", type=_COUNT, default=1800, help=what)
-    add("--redo", action="store_true", help="grade again what has a verdict")
 
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="ratios are to the first"
-    )
-    add_kept(parser, "default: the run's own folder; of several, swebench-report-TIME")
+    add = parser.add_argument
+    add("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="ratios are to the first")
+    add("--out", metavar="DIR", help="default: the first run's folder")
 
 
 def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    _add_play_flags(parser, 2)
     models = ("scripted:gold", "scripted:wrong", "demo")
-    add("--model", choices=models, default="demo", help="default: %(default)s")
-    add("--policy", help=f"of the real server (default: {DEFAULT_POLICY})")
-    add("--base-url", type=url, metavar="URL", help="a running server with the demo model")
-    add("--slice", default="", metavar="A:B", help="only these of the instances")
-    add("--workers", type=_COUNT, default=2, help="at once (default %(default)s)")
-    add("--step-limit", type=_COUNT, default=6, help="default: %(default)s")
-    add_kept(parser, "the run's folder (default: a new temporary one)", resume=_RESUME)
+    parser.add_argument("--model", choices=models, default="demo", help="default: %(default)s")
+    what = "model calls an instance (default %(default)s)"
+    parser.add_argument("--step-limit", type=_COUNT, default=6, metavar="N", help=what)

@@ -17,6 +17,7 @@ from ..rows import json_object
 from .instances import SwebenchError
 
 RUN_FILE, INSTANCES_FILE, EVAL_FILE = "run.json", "instances.json", "eval.json"
+AGENTS = "agents"
 _FINAL_ERROR = "ContextWindowExceededError"  # another attempt would repeat it
 
 
@@ -64,29 +65,22 @@ def read_run(folder: Path) -> SwebenchRun:
     """Read a run; raises SwebenchError or InputError if there is none, or a damaged one."""
     path = folder / RUN_FILE
     document = json_object(str(path), path.read_bytes()) if path.exists() else {}
-    if missing := [name for name in ("run_id", "policy", "instance_ids") if name not in document]:
+    if missing := [name for name in ("policy", "instance_ids") if name not in document]:
         hint = "is this the --out of `agentkv swebench run`?"
         raise SwebenchError(f"{path} lacks {', '.join(missing)}: {hint}")
-    return SwebenchRun(folder, document, finished(folder, document))
+    return SwebenchRun(folder, document, finished(folder, document["instance_ids"]))
 
 
-def finished(folder: Path, document: Mapping[str, Any]) -> dict[str, FinishedInstance]:
-    """Return the instances of the run that are over, each as its last session left it."""
+def finished(folder: Path, names: list[str]) -> dict[str, FinishedInstance]:
+    """Return the instances that are over, each as it was last played."""
     found = {}
-    for session in range(document.get("sessions", 0)):
-        home = session_folder(folder, document["run_id"], session + 1)
-        for name in document["instance_ids"]:
-            try:
-                text = (home / name / f"{name}.traj.json").read_text(encoding="utf-8")
-                found[name] = _instance_of(json.loads(text)["info"])
-            except (OSError, ValueError, LookupError, TypeError):
-                continue  # not played in this session, or cut by a kill
+    for name in names:
+        try:
+            text = (folder / AGENTS / name / f"{name}.traj.json").read_text(encoding="utf-8")
+            found[name] = _instance_of(json.loads(text)["info"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # not played yet, or cut by a kill
     return found
-
-
-def session_folder(folder: Path, run_id: str, session: int) -> Path:
-    """Where mini-swe-agent writes: a folder that no other run or session has."""
-    return folder / "agents" / f"{run_id}.{session}"
 
 
 def _instance_of(info: Mapping[str, Any]) -> FinishedInstance:

@@ -18,48 +18,40 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agentkv.agents.sandbox import find_bubblewrap
 from agentkv.errors import RunError
 
 from ..rows import write_whole
 from .folder import EVAL_FILE, INSTANCES_FILE, SwebenchRun, read_run
-from .instances import CONTAINERS, DAEMON_LESS, Instance, SwebenchError
-from .suite import sandbox_settings
+from .instances import DAEMON_LESS, Instance
+from .suite import sandbox_settings, working_bubblewrap
 
 STATUSES = ("resolved", "unresolved", "empty", "error")
-OF_RUN = ("run_id", "sessions")
-"""What verdicts have in common with run.json, unless it has other patches by now."""
 Verdict = tuple[str, str]
 """One of STATUSES, and the reason for every one but the first."""
+_HARNESS_RUN = "agentkv"
+_PATCH, _REPORT, _LOG = "patch.diff", "report.json", "run_instance.log"
+"""Files that the harness leaves of an instance."""
 _APPLY_LIMIT_S = 120
-_NOT_APPLIED = ">>>>> Patch Apply Failed:"
 
 
 def evaluate(
-    folder: Path,
-    *,
-    mode: str = CONTAINERS[0],
-    workers: int = 1,
-    time_limit_s: int = 1800,
-    is_redone: bool = False,
+    folder: Path, *, mode: str = "docker", workers: int = 1, time_limit_s: int = 1800
 ) -> dict[str, Any]:
-    """Grade what has no verdict yet, and return the counts; every instance of the run gets one.
+    """Grade what has no report yet, and return the counts; every instance gets a verdict.
 
-    Raises SwebenchError if no container or sandbox can be had, which keeps all earlier verdicts,
-    and RunError if the harness as a whole fails. An interrupt keeps the verdicts so far.
+    Raises SwebenchError without a sandbox, and RunError if the harness as a whole fails. An
+    interrupt keeps the verdicts so far.
     """
     run = read_run(folder)
     rows = json.loads((folder / INSTANCES_FILE).read_text(encoding="utf-8"))
     home = folder.resolve() / "eval" / mode
     # Source: swebench 5.0.2, harness/run_evaluation.py, run_instance
-    logs = home / "logs" / "run_evaluation" / run.document["run_id"] / run.policy.replace("/", "__")
-    settled = {row["instance_id"]: _settled(run, row) for row in rows}
-    to_grade = [row for row in rows if settled[row["instance_id"]] is None]
-    if to_grade:
-        _require(mode)
-    for name in (row["instance_id"] for row in to_grade if is_redone):
-        (logs / name / "report.json").unlink(missing_ok=True)
-    left = [row for row in to_grade if not (logs / row["instance_id"] / "report.json").exists()]
+    logs = home / "logs" / "run_evaluation" / _HARNESS_RUN / run.policy.replace("/", "__")
+    settled = {row["instance_id"]: _settled(run, row["instance_id"]) for row in rows}
+    left = [row for row in rows if settled[row["instance_id"]] is None]
+    left = [row for row in left if not _is_graded(run, row["instance_id"], logs)]
+    if left and mode == DAEMON_LESS:
+        working_bubblewrap()
     print(f"{len(left)} patches to grade ({mode})", file=sys.stderr)
     try:
         if left and mode == DAEMON_LESS:
@@ -71,9 +63,7 @@ def evaluate(
         for name, known in settled.items():
             if (verdict := known or _verdict(name, logs / name)) is not None:
                 results[name] = {"status": verdict[0], "detail": verdict[1]}
-        facts: dict[str, Any] = {"mode": mode, "harness_version": version("swebench")}
-        facts["results"] = results
-        facts |= {name: run.document.get(name) for name in OF_RUN}
+        facts = {"mode": mode, "harness_version": version("swebench"), "results": results}
         write_whole(folder / EVAL_FILE, json.dumps(facts, indent=1) + "\n")
     counts = Counter(entry["status"] for entry in results.values())
     return {
@@ -83,39 +73,25 @@ def evaluate(
     }
 
 
-def _require(mode: str) -> None:
-    """Raise SwebenchError, which says what to do, unless tests can run in this mode."""
-    import docker
-
-    if mode == DAEMON_LESS:
-        if find_bubblewrap() is None:
-            raise SwebenchError("no bubblewrap that works here: tests never run outside a sandbox")
-        return
-    try:
-        docker.from_env().ping()
-    except docker.errors.DockerException as error:
-        advice = f"start one, or use --mode {DAEMON_LESS} for the instances of the demo"
-        raise SwebenchError(f"no docker daemon answers ({error}): {advice}") from error
-
-
-def _settled(run: SwebenchRun, row: Instance) -> Verdict | None:
+def _settled(run: SwebenchRun, name: str) -> Verdict | None:
     """Return the verdict that needs no tests; None if the patch has to be graded."""
-    from swebench.harness.utils import make_test_spec
-
-    one = run.instances.get(row["instance_id"])
+    one = run.instances.get(name)
     if one is None:
         return "error", "not run: the run ended before it came to this instance"
-    if not one.patch.strip():
-        if one.error is not None:
-            return "error", f"the agent failed: {one.error}"
-        return "empty", f"no patch; the agent ended with {one.exit_status}"
-    try:  # what the harness cannot read would end its batch
-        has_goal = bool(make_test_spec({"image": None, **row}).FAIL_TO_PASS)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        return "error", f"the harness cannot read the instance: {type(error).__name__}: {error}"
-    # the harness would count it as resolved: compute_fail_to_pass of an empty list is 1
-    reason = "the instance has no FAIL_TO_PASS tests: nothing can show that it is resolved"
-    return None if has_goal else ("error", reason)
+    if one.patch.strip():
+        return None
+    if one.error is not None:
+        return "error", f"the agent failed: {one.error}"
+    return "empty", f"no patch; the agent ended with {one.exit_status}"
+
+
+def _is_graded(run: SwebenchRun, name: str, logs: Path) -> bool:
+    """Whether the patch has a report; one of another patch is removed."""
+    report, patch = logs / name / _REPORT, logs / name / _PATCH
+    is_same = report.exists() and patch.read_text(encoding="utf-8") == run.instances[name].patch
+    if not is_same:
+        report.unlink(missing_ok=True)
+    return is_same
 
 
 def _prediction(run: SwebenchRun, row: Instance) -> dict[str, str]:
@@ -129,7 +105,7 @@ def _run_in_containers(
 ) -> None:
     """Run `swebench.harness.run_evaluation`; an interrupt ends it and removes its containers."""
     home.mkdir(parents=True, exist_ok=True)
-    run_id = ["--run_id", run.document["run_id"]]
+    run_id = ["--run_id", _HARNESS_RUN]
     harness = [sys.executable, "-m", "swebench.harness.run_evaluation", *run_id]
     harness += ["--max_workers", str(workers), "--timeout", str(time_limit_s)]
     for flag, name, content in (
@@ -157,16 +133,15 @@ def _run_in_sandboxes(
 ) -> None:
     """Grade each instance in a sandbox of the suite; leave its report, or why there is none."""
     for number, row in enumerate(rows, start=1):
-        prediction = _prediction(run, row)
         own = logs / row["instance_id"]
         own.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="agentkv-swebench-") as scratch:
             try:
-                error = _grade(row, prediction, own, Path(scratch), time_limit_s)
-            except Exception as raised:  # for an odd field, log or half of a character
+                error = _grade(row, _prediction(run, row), own, Path(scratch), time_limit_s)
+            except Exception as raised:  # such as for half of a character in a patch
                 error = f"{type(raised).__name__}: {raised}"
         if error is not None:
-            (own / "run_instance.log").write_text(error, errors="replace")
+            (own / _LOG).write_text(error, errors="replace")
         print(f"[{number}/{len(rows)}] {row['instance_id']}", file=sys.stderr, flush=True)
 
 
@@ -184,49 +159,46 @@ def _grade(
 
     spec = make_test_spec({"image": None, **row})
     sandbox = get_environment(sandbox_settings(row, scratch))
-    files = {"patch.diff": prediction["model_patch"], "eval.sh": spec.eval_script}
-    for name, text in files.items():
-        target = Path(sandbox.config.cwd).with_name("tmp") / name
+    inside = Path(sandbox.config.cwd).with_name("tmp")
+    for target, text in (
+        (logs / _PATCH, prediction["model_patch"]),
+        (inside / _PATCH, prediction["model_patch"]),
+        (inside / "eval.sh", spec.eval_script),
+    ):
         target.write_text(text, encoding="utf-8", newline="")
     for attempt in GIT_APPLY_CMDS:
-        command = f"git checkout -- . ; git clean -fdq; {attempt} /tmp/patch.diff"
+        command = f"git checkout -- . ; git clean -fdq; {attempt} /tmp/{_PATCH}"
         applied = sandbox.execute({"command": command}, timeout=_APPLY_LIMIT_S)
         if applied["returncode"] == 0:
             break
     else:
-        return f"{_NOT_APPLIED}\n{applied['output']}"
+        return f"Error: the patch does not apply: {applied['output']}"
     tested = sandbox.execute({"command": "bash /tmp/eval.sh"}, timeout=time_limit_s)
-    if "TimeoutExpired" in tested.get("extra", {}).values():  # in the harness's words
-        return f"Test timed out after {time_limit_s} seconds."
+    if "TimeoutExpired" in tested.get("extra", {}).values():
+        return f"Error: the tests took longer than {time_limit_s} seconds"
     log_path = logs / "test_output.txt"
     log_path.write_text(tested["output"], encoding="utf-8", newline="")
     report = get_eval_report(spec, prediction, str(log_path), include_tests_status=True)
-    (logs / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (logs / _REPORT).write_text(json.dumps(report, indent=1) + "\n")
     return None
 
 
 def _verdict(name: str, logs: Path) -> Verdict | None:
     """Read what the harness left of an instance; None if that is nothing."""
-    path, log = logs / "report.json", logs / "run_instance.log"
+    path, log = logs / _REPORT, logs / _LOG
     if path.exists():
         return _verdict_of(json.loads(path.read_text())[name])
     if not log.exists():
         return None
-    text = log.read_text(errors="replace")
-    if _NOT_APPLIED in text:
-        said = f"the patch does not apply: {text.partition(_NOT_APPLIED)[2]}"
-    else:
-        lines = [line for line in text.splitlines() if "Error" in line or "timed out" in line]
-        said = lines[-1].rpartition(f"Error in evaluation for {name}: ")[2] if lines else text
-    return "error", " ".join(said.split())[:300]
+    lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
+    return "error", f"{' '.join(lines[-1:])[:300]} ({log})"
 
 
 def _verdict_of(report: Mapping[str, Any]) -> Verdict:
     if report["resolved"]:
         return "resolved", ""
     if not report["patch_successfully_applied"]:
-        reason = report.get("infra_failure_reason")
-        return "unresolved", f"no readable test output{f' ({reason})' if reason else ''}"
+        return "unresolved", "no readable test output"
     failures = []
     for kind, tests in report.get("tests_status", {}).items():
         if kind in ("FAIL_TO_PASS", "PASS_TO_PASS") and (failed := tests["failure"]):

@@ -32,6 +32,14 @@ _MAKE_PATCH = "git add --intent-to-add . && git diff > patch.txt && cat patch.tx
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 
 
+def working_bubblewrap() -> str:
+    """Return the program; SwebenchError if none works here."""
+    program = find_bubblewrap()
+    if program is None:
+        raise SwebenchError("no bubblewrap works here: install it, or allow user namespaces")
+    return program
+
+
 def sandbox_settings(instance: Instance, scratch: Path) -> dict[str, Any]:
     """Make an instance's repository at its commit; return the settings of its bubblewrap.
 
@@ -58,10 +66,9 @@ def sandbox_settings(instance: Instance, scratch: Path) -> dict[str, Any]:
     _git(clone, "reset", "--quiet", "--hard", instance["base_commit"])
     options = bubblewrap_options(clone, clone, CLEAN_ENVIRONMENT, own / "tmp")
     wrapper = ["--symlink", str(clone), TESTBED, *options, "--new-session"]
-    program = str(find_bubblewrap())
-    return {"environment_class": SANDBOX, "executable": program, "wrapper_args": wrapper} | {
-        "cwd": str(clone)
-    }
+    program = working_bubblewrap()
+    settings = {"environment_class": SANDBOX, "executable": program, "wrapper_args": wrapper}
+    return settings | {"cwd": str(clone)}
 
 
 def _git(folder: Path, *arguments: str) -> None:

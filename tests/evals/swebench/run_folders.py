@@ -48,18 +48,13 @@ def write_run(
     """
     rows = [{"instance_id": name} for name in patches] if rows is None else rows
     folder.mkdir(parents=True, exist_ok=True)
-    made = {
-        "run_id": "r",
-        "sessions": 1,
-        "policy": policy,
-        "instance_ids": [row["instance_id"] for row in rows],
-    }
-    load = {"model": "m", "workers": 2, "step_limit": 10, "environment": "bubblewrap"}
-    facts = {**made, **load, "dataset": "demo", "dataset_sha256": "0" * 64, **document}
+    names = [row["instance_id"] for row in rows]
+    facts = {"policy": policy, "instance_ids": names, "model": "m", "workers": 2, "settings": {}}
+    facts |= {"dataset": "demo", "dataset_sha256": "0" * 64, **document}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "instances.json").write_text(json.dumps(rows))
     for name, fields in ({name: {} for name in patches} if over is None else over).items():
-        own = folder / "agents" / "r.1" / name
+        own = folder / "agents" / name
         own.mkdir(parents=True, exist_ok=True)
         found = trajectory(patches[name], **fields)
         (own / f"{name}.traj.json").write_text(json.dumps(found))
@@ -74,6 +69,5 @@ def write_eval(
         name: {"status": status, "detail": f"why {name}"}
         for name, status in zip(patches, statuses, strict=False)
     }
-    facts = {"mode": mode, "harness_version": "5.0.2", "run_id": "r", "sessions": 1}
-    document = {**facts, "results": results}
+    document = {"mode": mode, "harness_version": "5.0.2", "results": results}
     (folder / "eval.json").write_text(json.dumps(document))

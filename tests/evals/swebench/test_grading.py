@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agentkv.evals.swebench.grading import _verdict, evaluate
-from agentkv.evals.swebench.instances import Instance, SwebenchError
-from tests.evals.swebench.run_folders import SUITE, write_eval, write_run
+from agentkv.evals.swebench.grading import evaluate
+from agentkv.evals.swebench.instances import Instance
+from tests.evals.swebench.run_folders import SUITE, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 FIRST, SECOND = (instance["instance_id"] for instance in SUITE[:2])
@@ -41,13 +41,6 @@ def with_script(old: str, new: str) -> dict[str, str]:
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = {
     "right": ({}, GOLD, {}, "resolved", ""),
     "no effect": ({}, f"{WRONG}@@ -0,0 +1 @@\n+x\n", {}, "unresolved", "2 of 2 FAIL_TO_PASS fail"),
-    "no output": (
-        with_script("-m pytest", "-m nothing"),
-        GOLD,
-        {},
-        "unresolved",
-        "no readable test output",
-    ),
     "no patch": ({}, " \n", {"exit_status": "LimitsExceeded"}, "empty", "LimitsExceeded"),
     "no agent": (
         {},
@@ -59,25 +52,12 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = 
     "not run": ({}, "", None, "error", "not run"),
     "no file": ({}, GOLD.replace("csvline", "nothing"), {}, "error", "the patch does not apply"),
     "half a character": ({}, f"{GOLD}\ud83d", {}, "error", "UnicodeEncodeError"),
-    "odd script": ({"eval_script": "echo \ud83d"}, GOLD, {}, "error", "UnicodeEncodeError"),
-    "no script": (
-        {"eval_script": ["ls"]},
-        GOLD,
-        {},
-        "error",
-        "cannot read the instance: AttributeError",
-    ),
-    "no goal": ({"FAIL_TO_PASS": []}, GOLD, {}, "error", "no FAIL_TO_PASS tests"),
-    "no list": ({"PASS_TO_PASS": None}, GOLD, {}, "error", "TypeError"),
-    "no parser": ({"log_parser": "nobody's"}, GOLD, {}, "error", 'KeyError: "nobody\'s"'),
-    "odd assets": ({"image_assets": "{"}, GOLD, {}, "error", "JSONDecodeError"),
-    "no clone": ({"repo": "django/django"}, GOLD, {}, "error", "lies in its image"),
     "too slow": (
         with_script(RUN_TESTS, "sleep 60; true"),
         GOLD,
         {},
         "error",
-        "timed out after 15 seconds",
+        "took longer than 15 seconds",
     ),
 }
 
@@ -122,55 +102,15 @@ def test_an_interrupt_ends_the_tests_that_run(tmp_path: Path) -> None:
     assert statuses(json.loads((folder / "eval.json").read_text())) == {SECOND: "resolved"}
 
 
-def test_a_verdict_is_kept_until_it_is_asked_for_again(tmp_path: Path) -> None:
-    """A second evaluation grades what has no report only, and all with --redo."""
+def test_a_report_is_kept_until_the_patch_is_another(tmp_path: Path) -> None:
+    """A second evaluation grades what has no report of its patch only."""
     folder = write_run(tmp_path / "run", TWO_PATCHES, rows=SUITE[:2], over={FIRST: {}})
     assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "error"}
-    logs = folder / "eval" / "daemon-less" / "logs" / "run_evaluation" / "r" / "continuum"
+    logs = folder / "eval" / "daemon-less" / "logs" / "run_evaluation" / "agentkv" / "continuum"
     before = (logs / FIRST / "report.json").stat().st_mtime_ns
     write_run(folder, TWO_PATCHES, rows=SUITE[:2], over={SECOND: {}})
     assert statuses(graded(folder)) == {FIRST: "resolved", SECOND: "resolved"}
     assert (logs / FIRST / "report.json").stat().st_mtime_ns == before
-    graded(folder, is_redone=True)
-    assert (logs / FIRST / "report.json").stat().st_mtime_ns > before
-
-
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        (
-            "INFO - >>>>> Patch Apply Failed:\nerror: a.py: No such file\nTraceback ...",
-            "the patch does not apply: error: a.py: No such file",
-        ),
-        (
-            "EvaluationError: Error in evaluation for a-1: Error in evaluation for a-1: Image x/y "
-            "not found for a-1\nCheck (run_instance.log) for more information.",
-            "Image x/y not found for a-1",
-        ),
-        (
-            "EvaluationError: Error in evaluation for a-1: Test timed out after 8 seconds.\nCheck",
-            "Test timed out after 8 seconds.",
-        ),
-    ],
-)
-def test_an_instance_without_report_has_its_logs_reason(
-    tmp_path: Path, log: str, reason: str
-) -> None:
-    """The harness's own words say why it graded nothing."""
-    (tmp_path / "run_instance.log").write_text(log)
-    status, detail = _verdict("a-1", tmp_path) or ("", "")
-    assert status == "error"
-    assert detail.startswith(reason)
-
-
-def test_without_a_daemon_the_other_mode_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a docker daemon nothing is graded, and earlier verdicts of another mode are kept."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no.sock'}")
-    folder = write_run(tmp_path / "run", {FIRST: GOLD}, rows=SUITE[:1])
-    write_eval(folder, {FIRST: GOLD}, ["resolved"], mode="daemon-less")
-    before = (folder / "eval.json").read_text()
-    with pytest.raises(SwebenchError, match="--mode daemon-less"):
-        evaluate(folder)
-    assert (folder / "eval.json").read_text() == before
+    another = {**TWO_PATCHES, FIRST: f"{WRONG}@@ -0,0 +1 @@\n+x\n"}
+    write_run(folder, another, rows=SUITE[:2])
+    assert statuses(graded(folder)) == {FIRST: "unresolved", SECOND: "resolved"}
