@@ -113,25 +113,6 @@ def compared(value: float, base: float | None, *, is_share: bool) -> str:
     return f"{size} {'less' if change < 0 else 'more'}"
 
 
-def draw_bars(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
-    """Draw the mean job of each policy, load by load."""
-    table = runs.assign(load=runs["load"].map(lambda load: "" if math.isnan(load) else f"{load:g}"))
-    order = in_order(table["policy"])
-    with _panels(1, 1, runs, path, width_in=7.0) as (axes,):
-        sns.barplot(
-            table.sort_values("load", key=lambda loads: pd.to_numeric(loads, errors="coerce")),
-            x="load",
-            y="mean_s",
-            hue="policy",
-            hue_order=order,
-            palette=colours(order),
-            errorbar=("pi", 100),
-            ax=axes,
-        )
-        axes.set(xlabel=_load_label(runs), ylabel=QUANTITIES["mean_s"])
-    return path
-
-
 def draw_sweep(runs: pd.DataFrame, baseline: str, path: Path) -> Path:
     """Draw durations, times to first token and hits of each policy against the load."""
     _needs_loads(runs)
@@ -254,7 +235,6 @@ def _spans(job: JobOutcome) -> list[list[tuple[float, float]]]:
 Draw = Callable[[pd.DataFrame, str, Path], Path]
 KINDS: dict[str, tuple[Draw, str]] = {
     "policies": (draw_policies, "policies side by side under the heaviest load"),
-    "bars": (draw_bars, "the mean job of each policy, load by load"),
     "sweep": (draw_sweep, "durations, times to first token and hits against load"),
     "saved": (draw_saved, "how much shorter the mean job is than the baseline's, against load"),
     "within": (draw_within, "share of jobs that are done within T seconds"),

@@ -15,7 +15,7 @@ import pandas as pd
 from agentkv.errors import InputError
 
 from .outcomes import RunOutcome, summarize
-from .rows import read_rows, read_runs
+from .rows import TURNS_FILE, read_rows, read_runs
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
@@ -36,12 +36,9 @@ CONDITIONS = {
     "max_model_len": "server takes {} tokens",
     "block_size": "blocks of {} tokens",
     "arrivals": "arrivals {}",
-    "mode": "{}",
 }
 """What sets runs apart that cannot share a figure, in words."""
 _USUAL = {"num_gpus": 1, "token_scale": 1.0, "tools": "recorded", "arrivals": "poisson"}
-_USUAL |= {"mode": "replay"}
-_BLOCK_FLAG = "--num-gpu-blocks-override"
 
 
 def load_runs(paths: Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
@@ -53,15 +50,13 @@ def load_runs(paths: Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
     rows: list[dict[str, Any]] = []
     for path in map(Path, paths):
         try:
-            if path.suffix == ".jsonl" and path.name != "turns.jsonl":
+            if path.suffix == ".jsonl" and path.name != TURNS_FILE:
                 rows += [_row_of_summary(line) for line in read_rows(path, ("policy", "mean_s"))]
-            elif path.is_file() and path.name not in ("turns.jsonl", "run.json"):
-                raise InputError(f"{path}: not a run: give its folder, or a .jsonl of summaries")
             else:
                 rows += map(row_of, read_runs([path]))
+        except InputError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, InputError):
-                raise
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path}: rows that cannot be drawn: {reason}") from error
     left_out = [
@@ -82,14 +77,9 @@ def table_of(runs: Iterable[RunOutcome]) -> pd.DataFrame:
 
 def row_of(run: RunOutcome) -> dict[str, Any]:
     """Raise ValueError, TypeError or AttributeError for values that cannot be drawn."""
-    for job in run.jobs:
-        if not math.isfinite(job.duration_s + sum(turn.latency_s for turn in job.turns)):
-            raise ValueError(f"job {job.job_id!r} has a time that is not a finite number")
-    kind = next((kind for kind in LOADS if run.workload.get(kind) is not None), None)
     return {
         **summarize(run),
-        "load_kind": kind,
-        "load": float(run.workload[kind]) if kind else math.nan,
+        **_load_of(run.workload),
         "seed": run.workload.get("seed"),
         "repeat": run.metadata.get("repeat"),
         "commit": run.metadata.get("commit"),
@@ -98,28 +88,22 @@ def row_of(run: RunOutcome) -> dict[str, Any]:
     }
 
 
+def _load_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    kind = next((kind for kind in LOADS if facts.get(kind) is not None), None)
+    return {"load_kind": kind, "load": float(facts[kind]) if kind else math.nan}
+
+
 def _row_of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    kind = next((kind for kind in LOADS if summary.get(kind) is not None), None)
     setting = tuple((n, str(summary[n])) for n in CONDITIONS if summary.get(n) is not None)
-    facts = {
-        "load_kind": kind,
-        "load": float(summary[kind]) if kind else math.nan,
-        "jobs": summary.get("completed", 1),
-        "completed": 1,
-        "job_durations": [],
-        "setting": setting,
-        "outcomes": (),
-    }
+    counts = {"jobs": summary.get("completed", 1), "completed": 1, "job_durations": []}
+    facts = {**_load_of(summary), **counts, "setting": setting, "outcomes": ()}
     return facts | dict(summary)
 
 
 def _setting(run: RunOutcome) -> tuple[tuple[str, str], ...]:
     """What the runs of one figure have in common; a usual value is left out."""
     config = run.metadata.get("config") or {}
-    flags = list(config.get("server_flags") or ())
     asked = config.get("blocks") or config.get("num_gpu_blocks_override")
-    if asked is None and _BLOCK_FLAG in flags[:-1]:
-        asked = flags[flags.index(_BLOCK_FLAG) + 1]
     given = {name: config.get(name, run.workload.get(name)) for name in CONDITIONS}
     given["gpu"] = config.get("gpu") or "server"
     given["model"] = config.get("model") or run.metadata.get("model")
@@ -173,14 +157,11 @@ def conditions(runs: pd.DataFrame) -> str:
         CONDITIONS[name].format(value)
         for name, value in dict.fromkeys(pair for each in runs["setting"] for pair in each)
     ]
-    counts = runs.groupby(["policy", "load", "setting"], dropna=False).size()
     if "repeats" in runs:
-        counts = runs["repeats"]
-    least, most = int(counts.min()), int(counts.max())
-    parts.append(f"n = {least if least == most else f'{least} to {most}'} runs a point")
-    if "repeats" not in runs:
-        least, most = int(runs["jobs"].min()), int(runs["jobs"].max())
-        parts.append(f"{least if least == most else f'{least} to {most}'} jobs a run")
+        parts.append(f"n = {_range(runs['repeats'])} runs a point")
+    else:
+        counts = runs.groupby(["policy", "load", "setting"], dropna=False).size()
+        parts += [f"n = {_range(counts)} runs a point", f"{_range(runs['jobs'])} jobs a run"]
     for name in ("seed", "commit"):
         known = list(dict.fromkeys(runs[name].dropna())) if name in runs else []
         if known:
@@ -190,3 +171,8 @@ def conditions(runs: pd.DataFrame) -> str:
     if missing:
         parts.append(f"{missing} jobs failed or cut, not counted in durations")
     return "; ".join(parts)
+
+
+def _range(numbers: pd.Series) -> str:
+    least, most = int(numbers.min()), int(numbers.max())
+    return f"{least}" if least == most else f"{least} to {most}"

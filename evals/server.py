@@ -1,8 +1,8 @@
 """A server under test: what it serves, its tokenizer, its metrics, single turns.
 
-Every command that measures a running server goes through here. Works with any OpenAI-compatible
-server; what only vLLM or the agentkv plugin has is None or empty elsewhere. Plain HTTP without the
-client library, so what is sent is on this page.
+Every command that measures a running server goes through here. What only vLLM or the agentkv plugin
+has is None or empty elsewhere. Plain HTTP without the client library, so what is sent is on this
+page.
 """
 
 from __future__ import annotations
@@ -105,19 +105,24 @@ class ServerUnderTest:
 
     def facts(self, model: str | None = None) -> ServerFacts:
         """Ask what the server serves; `model` None takes the first model it offers."""
-        offered = self._models()
-        names = [str(entry["id"]) for entry in offered]
-        serves = visible(", ".join(names))
-        if model is not None and model not in names:
+        hint = "is this an OpenAI-compatible server's base URL, and the API key right (--api-key)?"
+        answer = self._request("GET", "/v1/models", hint=hint)
+        with _read(f"{answer.url} names no model: {answer.text[:200]}"):
+            offered = {str(entry["id"]): entry for entry in answer.json()["data"]}
+            chosen = model or next(iter(offered), "")
+        if chosen not in offered:
+            serves = visible(", ".join(offered))
             raise AgentKVServerError(
                 f"{self.root_url} does not serve {model!r}; it serves {serves}"
             )
-        chosen = offered[0 if model is None else names.index(model)]
-        max_context_tokens = chosen.get("max_model_len")
+        limit = offered[chosen].get("max_model_len")
+        version = None
+        with suppress(AttributeError, ValueError):
+            version = self._request("GET", "/version").json().get("version")
         return ServerFacts(
-            model=str(chosen["id"]),
-            max_context_tokens=max_context_tokens if isinstance(max_context_tokens, int) else None,
-            vllm_version=self._version(),
+            model=chosen,
+            max_context_tokens=limit if isinstance(limit, int) else None,
+            vllm_version=version if isinstance(version, str) else None,
             info=self._info(),
         )
 
@@ -131,7 +136,7 @@ class ServerUnderTest:
 
     def vocabulary(self, model: str) -> list[int]:
         """The tokens of WORDS, of which prompts are made, from vLLM's `/tokenize`."""
-        hint = "exact prompt lengths need it: use --mode live, or a vLLM server"
+        hint = "exact prompt lengths need it: is this a vLLM server?"
         body = {"model": model, "prompt": WORDS, "add_special_tokens": False}
         answer = self._request("POST", "/tokenize", body, hint=hint)
         with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
@@ -208,22 +213,6 @@ class ServerUnderTest:
                 return None
         except OSError as error:
             return f"the server at {self.root_url} is gone: {error}"
-
-    def _models(self) -> list[dict[str, Any]]:
-        hint = "is this an OpenAI-compatible server's base URL, and the API key right (--api-key)?"
-        answer = self._request("GET", "/v1/models", hint=hint)
-        with _read(f"{answer.url} names no model: {answer.text[:200]}"):
-            models = [entry for entry in answer.json()["data"] if entry["id"]]
-        if not models:
-            raise AgentKVServerError(f"{self.root_url} serves no model")
-        return models
-
-    def _version(self) -> str | None:
-        """vLLM's version; None from something else."""
-        version = None
-        with suppress(AttributeError, ValueError):
-            version = self._request("GET", "/version").json().get("version")
-        return version if isinstance(version, str) else None
 
     def _info(self) -> dict[str, Any] | None:
         try:

@@ -57,7 +57,6 @@ from ..outcomes import RunOutcome, summarize
 from ..player.run import LoadOptions
 from ..player.servers import BenchPlan
 from ..rows import time_stamp, write_whole
-from ..tables import cell, text_table
 
 RESULT_FILE = "bench.json"
 DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
@@ -81,17 +80,9 @@ class CPU:
     dram_gib = 1.0
 
 
-_OF_A_TURN = ("prompt_tokens", "cached_tokens", "latency_ms", "ttft_ms")
-
-
 def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
-    return measure(options, plan)
-
-
-def measure(options: argparse.Namespace, plan: BenchPlan) -> int:
-    """Make the runs, show them, and keep the result in --out."""
     plan.check_folders(resume=options.resume)
     runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
@@ -102,7 +93,15 @@ def measure(options: argparse.Namespace, plan: BenchPlan) -> int:
     document = {
         "baseline": plan.baseline,
         "policies": {result.policy: asdict(result) for result in results},
-        "runs": [_described(run, options.deadline) for run in runs],
+        "runs": [
+            {
+                "repeat": run.metadata.get("repeat"),
+                **summarize(run, options.deadline),
+                "server": dict(run.server),
+                "metadata": dict(run.metadata),
+            }
+            for run in runs
+        ],
         "workload": dict(plan.described),
         "config": dict(plan.load.config),
         "out": None if plan.out is None else str(plan.out),
@@ -113,11 +112,6 @@ def measure(options: argparse.Namespace, plan: BenchPlan) -> int:
         print(json.dumps(document), flush=True)
     are_done = all(job.status == "done" for run in runs for job in run.jobs)
     return DONE if trouble is None and are_done and is_kept else FAILED
-
-
-def _described(run: RunOutcome, deadline_s: float | None) -> dict[str, Any]:
-    summary = {"repeat": run.metadata.get("repeat"), **summarize(run, deadline_s)}
-    return {**summary, "server": dict(run.server), "metadata": dict(run.metadata)}
 
 
 def _collect(plan: BenchPlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
@@ -158,8 +152,9 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
     names = dict.fromkeys(options.policy or (() if is_running else DEFAULT_POLICIES))
     if is_running:
         _check_running(options, names)
-    num_blocks = str(options.num_gpu_blocks_override or CPU.num_blocks)
-    scarce = ("--num-gpu-blocks-override", num_blocks)
+    else:
+        options.num_gpu_blocks_override = options.num_gpu_blocks_override or CPU.num_blocks
+    scarce = ("--num-gpu-blocks-override", str(options.num_gpu_blocks_override))
     server_flags = () if is_running else (*CPU.server_flags, *scarce, *options.server_flags)
     workload = workload_of(options)
     out = options.out if is_running else options.out or f"bench-{time_stamp()}"
@@ -168,7 +163,6 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
         base_url=options.url or "",
         model=options.model if is_running else None,
         api_key=options.api_key,
-        mode=options.mode,
         force=options.force,
         config=kept | {"server_flags": server_flags},
     )
@@ -200,7 +194,7 @@ def _check_running(options: argparse.Namespace, policies: Iterable[str]) -> None
 
 
 def report(runs: Sequence[RunOutcome], results: Sequence[PolicyResult], baseline: str) -> str:
-    """A line a policy, then outputs and failures; each turn of a policy that is alone."""
+    """A line a policy, then outputs and failures."""
     parts = [table(results, baseline)]
     # outputs must be the same: scheduling changes timing, never text
     parts += [
@@ -216,19 +210,7 @@ def report(runs: Sequence[RunOutcome], results: Sequence[PolicyResult], baseline
         if job.status == "failed" and job.turns
     )
     parts += [f"failed ({count}): {reason}" for reason, count in reasons.most_common(3)]
-    if len(runs) == 1:
-        parts.append(_turns(summarize(runs[0])))
     return "\n\n".join(parts)
-
-
-def _turns(found: Mapping[str, Any]) -> str:
-    by_turn = zip(*(found[f"per_turn_avg_{name}"] for name in _OF_A_TURN), strict=True)
-    rows = [
-        (number, *(cell(value, ".0f") for value in values))
-        for number, values in enumerate(by_turn, start=1)
-    ]
-    header = ("turn", "prompt tokens", "cached tokens", "latency ms", "first token ms")
-    return text_table(header, rows, left=0) if rows else "no turn has ended"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -250,8 +232,6 @@ def _parser() -> argparse.ArgumentParser:
     add_workload_options(parser)
     run = parser.add_argument_group("runs")
     add = run.add_argument
-    mode_help = "replay: exact token counts (vLLM only); live: a chat, the model answers freely"
-    add("--mode", choices=("replay", "live"), default="replay", help=mode_help)
     deadline_help = "also show the share of jobs that end within S seconds"
     add("--deadline", type=seconds, metavar="S", help=deadline_help)
     add_kept(

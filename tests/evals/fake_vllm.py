@@ -29,14 +29,12 @@ class FakeVllm:
         turn_s: float = 0.0,
         dies_at_turn: int | None = None,
         fails_at_turn: int | None = None,
-        has_tokenizer: bool = True,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self._policy = policy
         self._turn_s = turn_s
         self._dies_at_turn = dies_at_turn
         self._fails_at_turn = fails_at_turn
-        self._has_tokenizer = has_tokenizer
         self._lock = threading.Lock()
         self._seen: dict[str, list[int]] = {}
         self._over = threading.Event()
@@ -52,13 +50,13 @@ class FakeVllm:
         self._front.stop()
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> Answer:
-        if path in ("/v1/completions", "/v1/chat/completions"):
-            return self._play(path, {**header_fields(headers), **body})
+        if path == "/v1/completions":
+            return self._play({**header_fields(headers), **body})
         answers: dict[str, Any] = {
             "/v1/models": {"data": [{"id": "fake", "max_model_len": MAX_CONTEXT_TOKENS}]},
             "/version": {"version": "0.0.fake"},
         }
-        if path == "/tokenize" and self._has_tokenizer:
+        if path == "/tokenize":
             answers[path] = {"tokens": [ord(char) for char in body["prompt"][::3]]}
         if self._policy is not None:
             settings = {"rules": "paper"}
@@ -69,7 +67,7 @@ class FakeVllm:
         is_event = self._policy is not None and path.startswith("/v1/agentkv/jobs/")
         return Answer(200, {}) if is_event else Answer(404, openai_error(404, "Not Found"))
 
-    def _play(self, path: str, body: dict[str, Any]) -> Answer:
+    def _play(self, body: dict[str, Any]) -> Answer:
         with self._lock:
             self.requests.append(body)
             number = len(self.requests)
@@ -78,7 +76,7 @@ class FakeVllm:
         if number == self._fails_at_turn:
             return Answer(500, openai_error(500, "out of luck"))
         self._over.wait(self._turn_s)
-        return Answer(200, self._chat() if "chat" in path else self._complete(body))
+        return Answer(200, self._complete(body))
 
     def _complete(self, body: dict[str, Any]) -> Iterator[bytes]:
         prompt, num_outputs = body["prompt"], body["max_tokens"]
@@ -96,13 +94,6 @@ class FakeVllm:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         yield _event({"choices": [], "usage": usage})
-        yield b"data: [DONE]\n\n"
-
-    def _chat(self) -> Iterator[bytes]:
-        yield _event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        for text in ("```bash\n", "git status", "\n```"):
-            yield _event({"choices": [{"delta": {"content": text}}]})
-        yield _event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
         yield b"data: [DONE]\n\n"
 
 

@@ -35,7 +35,7 @@ def plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plot:
 FCFS = made_run("fcfs", num_jobs=6)
 NO_TOKEN = TurnOutcome(0, 0.0, None, 2.0, 0, 0, 0, 0.0, error="connection lost")
 BROKEN = JobOutcome("broken", 0.0, 2.0, "failed", (NO_TOKEN,))
-ALONE = ["bars", "jobs", "policies", "within"]
+ALONE = ["jobs", "policies", "within"]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_json_names_what_was_drawn_and_what_not(
     """Without --json nothing is on standard output."""
     assert plot([made_run("agentkv", 5)], "policies")[0] == 0
     flags = ["plot", str(tmp_path / "rows"), "--out", str(tmp_path / "other"), "--kind", "saved"]
-    assert agentkv([*flags, "--kind", "bars"]) == 0
+    assert agentkv([*flags, "--kind", "within"]) == 0
     assert capsys.readouterr().out == ""
-    assert agentkv([*flags, "--kind", "bars", "--force", "--json"]) == 0
+    assert agentkv([*flags, "--kind", "within", "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["figures"] == [str(tmp_path / "other" / "bars.png")]
+    assert found["figures"] == [str(tmp_path / "other" / "within.png")]
     assert found["skipped"] == {
         str(tmp_path / "other" / "saved.png"): "needs runs under more than one load (--jps)"
     }

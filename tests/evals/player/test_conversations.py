@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from agentkv.evals.player.job import LiveConversation, ReplayConversation
+from agentkv.evals.player.job import Conversation
 from agentkv.evals.workload.plans import JobPlan, Prefix, TurnPlan
 
 JOB = JobPlan("j", 0.0, (TurnPlan(20, 3, "ls", 0.1), TurnPlan(10, 2, "", 0.0)))
@@ -20,7 +18,7 @@ def token_event(*tokens: int) -> dict[str, Any]:
 
 def first_turn(run_id: str, job: JobPlan, *output: int) -> tuple[list[int], str, str]:
     """The prompt and the salt of a job's first request, and the digest of its output."""
-    conversation = ReplayConversation(job, "m", TOKENS, 0, run_id)
+    conversation = Conversation(job, "m", TOKENS, 0, run_id)
     extra = conversation.request(0)["extra_body"]
     conversation.read(token_event(*output))
     conversation.end_turn(0)
@@ -29,7 +27,7 @@ def first_turn(run_id: str, job: JobPlan, *output: int) -> tuple[list[int], str,
 
 def test_a_replay_has_exact_lengths_and_repeats_all_that_came_before() -> None:
     """The second prompt is the first, the tokens generated, and the planned number of new ones."""
-    conversation = ReplayConversation(JOB, "m", TOKENS, 0, "run")
+    conversation = Conversation(JOB, "m", TOKENS, 0, "run")
     first = conversation.request(0)
     assert conversation.read(token_event(7, 8))
     assert conversation.read(token_event(9))
@@ -55,23 +53,6 @@ def test_runs_and_jobs_do_not_share_a_cache() -> None:
     assert prompts[0] == prompts[1] != prompts[2]
     assert digests[0] == digests[1] != digests[2]
     assert len(set(salts)) == 3
-
-
-@pytest.mark.parametrize(
-    ("reply", "commands"),
-    [("```bash\ngit status\n```", ["git status", ""]), ("I do not know.", ["ls", ""])],
-)
-def test_a_live_chat_keeps_the_models_own_words(reply: str, commands: list[str]) -> None:
-    """The reply is in the next request; its command runs, or the planned one if it has none."""
-    live = LiveConversation(JOB, "m", seed=0)
-    for turn, command in enumerate(commands):
-        messages = live.request(turn)["messages"]
-        assert not live.read({"delta": {"role": "assistant", "content": ""}})
-        assert live.read({"delta": {"content": reply}})
-        assert live.end_turn(turn) == command
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[2]["content"] == reply
-    assert len(live.output_digest()) == 16
 
 
 def test_jobs_with_a_common_prefix_share_it_and_the_salt() -> None:
