@@ -6,19 +6,14 @@ jobs, as JSON values; a share or a mean of nothing is None.
 
 from __future__ import annotations
 
-import gzip
-import sys
-import zlib
-from bisect import bisect
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from agentkv.errors import InputError, reason_of
+from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import (
     JobTokens,
     JobView,
@@ -26,61 +21,30 @@ from agentkv.integrations.vllm.watch.job_view import (
     TurnView,
     job_views,
 )
-from agentkv.policies.settings import Settings
 from agentkv.protocol import routing_headers
 from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 
 from .outcomes import mean, quantile
-from .rows import RUN_FILE, json_object
+from .rows import RUN_FILE, json_object, text_of
 
-NUMBERS = {
-    "arrival": ("turn", "prompt_length"),
-    "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
-    "reuse": ("turn", "expected_tokens"),
-    "resumed": ("hit_length",),
-    "evicted": ("lost_tokens",),
-    "finish": ("turn", "context_length"),
-    "pinned": ("blocks", "ttl_s"),
-    "unpinned": ("blocks", "held_s"),
-    "closed": ("turns",),
-}
-"""Numbers that each event must carry; further events and fields are let through."""
-OPTIONAL_NUMBERS = {"tool_finished": ("duration_s",), "finish": ("output_length",)}
-"""Numbers that an event may carry; null is none."""
 SERVER = "server"
 """The event that is of no job: the first line of a server's file."""
 _FILE_PATTERNS = ("scheduler_timestamps*.jsonl*", "timestamps.json")
 """Names in a server's --run-output-dir and in the folder of a run."""
 
 
-class LoggedJob(NamedTuple):
-    """A job on one engine: the clocks of two engines do not compare. None: there is only one."""
-
-    job_id: str
-    engine: int | None = None
-
-
 class Record(NamedTuple):
-    """Every job's events in order, as they are logged.
+    """The jobs of a log, in the order of their first events; an id used after its close is another
+    job, and so is one on another engine, whose clock does not compare.
 
     `server` says what the server is: the part of the answer of GET /v1/agentkv/info that the log's
     first line has; empty if the log does not say. `is_cut` if the last line was incomplete.
     """
 
     source: str
-    events: Mapping[LoggedJob, list[Mapping[str, Any]]]
+    jobs: Sequence[JobView]
     is_cut: bool = False
     server: Mapping[str, Any] = MappingProxyType({})
-
-
-def jobs_of(record: Record) -> list[JobView]:
-    """All jobs of the log in the order of their first event; an id used after its close is new."""
-    jobs = [
-        view
-        for key, events in record.events.items()
-        for view in job_views(key.job_id, events, key.engine)
-    ]
-    return sorted(jobs, key=lambda job: (job.engine or 0, job.started_s))
 
 
 def read_record(source: str, *, api_key: str | None = None, near: str | None = None) -> Record:
@@ -91,34 +55,48 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
     Raises InputError for one that cannot be read, is misshapen or empty, AgentKVServerError for a
     server without an answer.
     """
-    answer, text = None, ""
-    about: Mapping[str, Any] = {}
+    is_cut = False
     if source.startswith(("http://", "https://")):
         headers = routing_headers(near)
         server = ServerAPI(source, api_key=api_key, headers=headers, timeout_s=COMMAND_TIMEOUT_S)
-        answer, about = server.timestamps(), server.info()
+        rows, about = _answer_rows(source, server.timestamps()), server.info()
     else:
         path = _file_of(Path(source))
-        source, text, about = str(path), _text_of(path), _server_of_run(path)
-        with suppress(InputError):
-            document = json_object(source, text)
-            answer = None if "event" in document else document  # a log of one line
-    rows, is_cut = _line_rows(source, text) if answer is None else _answer_rows(source, answer)
-    events: dict[LoggedJob, list[Mapping[str, Any]]] = {}
-    clients: dict[object, set[object]] = {}
-    for _, row in rows:
-        clients.setdefault(str(row.get("job_id")), set()).add(row.get("client"))
-    for place, row in rows:
-        if row.get("event") == SERVER:
-            about = row
-            continue
-        job = _job_in(place, row)
-        if len(clients[job.job_id]) > 1:
-            job = job._replace(job_id=f"{job.job_id} of {row.get('client')}")
-        events.setdefault(job, []).append(row)
-    if not events:
+        source, text, about = str(path), text_of(path), _server_of_run(path)
+        if (answer := _answer_in(text)) is not None:
+            rows = _answer_rows(source, answer)
+        else:
+            *lines, last = text.split("\n")  # a server ends each with a line feed
+            is_cut = bool(last.strip())
+            places = ((f"{source}: line {number}", line) for number, line in enumerate(lines, 1))
+            rows = [json_object(place, line) for place, line in places if line.strip()]
+    about = next((row for row in rows if row.get("event") == SERVER), about)
+    try:
+        jobs = _jobs_of(row for row in rows if row.get("event") != SERVER)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise InputError(f"{source}: an event that does not fit: {what}") from error
+    if not jobs:
         raise InputError(f"{source}: no event of any job in it")
-    return Record(source, events, is_cut, about)
+    return Record(source, jobs, is_cut, about)
+
+
+def _jobs_of(rows: Iterable[Mapping[str, Any]]) -> list[JobView]:
+    """The jobs; those of several clients that use one id are told apart by the client."""
+    events: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        events[row["job_id"], row.get("client"), row.get("engine")].append(row)
+    clients: dict[str, set[Any]] = defaultdict(set)
+    for job_id, client, _ in events:
+        clients[job_id].add(client)
+    views = [
+        view
+        for (job_id, client, engine), of_job in events.items()
+        for view in job_views(
+            f"{job_id} of {client}" if len(clients[job_id]) > 1 else job_id, of_job, engine
+        )
+    ]
+    return sorted(views, key=lambda job: (job.engine or 0, job.started_s))
 
 
 def holds_event_log(folder: Path) -> bool:
@@ -150,73 +128,22 @@ def _server_of_run(path: Path) -> Mapping[str, Any]:
     return metadata.get("server_info") or {}
 
 
-def _text_of(path: Path) -> str:
+def _answer_in(text: str) -> Mapping[str, Any] | None:
+    """The answer of GET /v1/agentkv/timestamps that was saved; None for JSON lines."""
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {reason_of(error)}") from error
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "event" not in document else None
 
 
-_Rows = list[tuple[str, Mapping[str, Any]]]
-"""Places for messages, and rows with the id of their job."""
-
-
-def _line_rows(source: str, text: str) -> tuple[_Rows, bool]:
-    """The rows, and whether a last line without its line feed is incomplete."""
-    rows: _Rows = []
-    *lines, last = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{source}: line {number}"
-            rows.append((place, json_object(place, line)))
-    with suppress(InputError):
-        rows.append((f"{source}: last line", json_object(source, last)))
-        last = ""
-    return rows, bool(last.strip())
-
-
-def _answer_rows(source: str, answer: Mapping[str, Any]) -> tuple[_Rows, bool]:
-    rows: _Rows = []
-    for job_id, events in _object(f"{source}: 'jobs'", answer.get("jobs")).items():
-        for number, row in enumerate(events if isinstance(events, list) else [events], start=1):
-            place = f"{source}: job {job_id!r}, event {number}"
-            rows.append((place, {**_object(place, row), "job_id": job_id}))
-    return rows, False
-
-
-def _object(place: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: needs a JSON object, got {str(value)[:80]!r}")
-    return value
-
-
-def _job_in(place: str, row: Mapping[str, Any]) -> LoggedJob:
-    """The job of a row; InputError for a row that cannot be read."""
-    for field in ("job_id", "event"):
-        if not isinstance(row.get(field), str):
-            raise InputError(f"{place}: {field} must be a string, got {row.get(field)!r}")
-    name, engine = row["event"], row.get("engine")
-    optional = [field for field in OPTIONAL_NUMBERS.get(name, ()) if row.get(field) is not None]
-    for field in ("at_s", *NUMBERS.get(name, ()), *optional):
-        if not _is_number(row.get(field)):
-            seen = repr(row[field]) if field in row else "nothing"
-            raise InputError(f"{place}: {name}: {field} must be a number, got {seen}")
-    if row.get("miss") is not None:
-        miss = _object(f"{place}: {name}: miss", row["miss"])
-        if not _is_number(miss.get("tokens")) or not {"reason", "why"} <= miss.keys():
-            raise InputError(f"{place}: {name}: miss must have tokens, reason and why: {miss}")
-    return LoggedJob(row["job_id"], engine if isinstance(engine, int) else None)
-
-
-def _is_number(value: Any) -> bool:
-    """True for a number that a float holds; false for NaN, which compares with nothing."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max
-
-
-PATIENCE_S: float = Settings.model_fields["patience_s"].default
-"""The patience of the `agentkv` policy where nothing else is set."""
+def _answer_rows(source: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    try:
+        return [
+            {**row, "job_id": job_id} for job_id, rows in answer["jobs"].items() for row in rows
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{source}: no jobs with lists of events in it") from error
 
 
 def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
@@ -230,11 +157,11 @@ def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
         "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
         "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
         **_hits([job.tokens for job in jobs]),
-        "ttft_first_s": _spread(_ttfts(t for t in turns if t.turn == 1)),
-        "ttft_later_s": _spread(_ttfts(t for t in turns if t.is_later)),
-        "queued_first_s": _spread(_waits(t for t in turns if t.turn == 1)),
-        "queued_evicted_s": _spread(_waits(filter(_was_evicted, turns))),
-        "queued_kept_s": _spread(_waits(t for t in turns if t.is_later and not _was_evicted(t))),
+        "ttft_first_s": _spread(t.ttft_s for t in turns if t.turn == 1),
+        "ttft_later_s": _spread(t.ttft_s for t in turns if t.is_later),
+        "queued_first_s": _spread(t.waited_s for t in turns if t.turn == 1),
+        "queued_evicted_s": _spread(t.waited_s for t in turns if _was_evicted(t)),
+        "queued_kept_s": _spread(t.waited_s for t in turns if t.is_later and not _was_evicted(t)),
         **_pins([pin for job in jobs for pin in job.pins]),
         "closed": dict(Counter(job.close_reason or "open" for job in jobs)),
     }
@@ -254,23 +181,11 @@ def job_row(job: JobView) -> dict[str, Any]:
         "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
         "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
         **_hits([job.tokens]),
-        "queued_evicted_s": [round(s, 6) for s in _waits(filter(_was_evicted, job.turns))],
+        "queued_evicted_s": [
+            round(turn.waited_s or 0.0, 6) for turn in job.turns if _was_evicted(turn)
+        ],
         **_pins(job.pins),
-        "turn_rows": [_turn_row(turn) for turn in job.turns],
-    }
-
-
-_TURN_FIELDS = (
-    *("turn", "arrived_s", "started_s", "ended_s", "prompt_tokens", "hit_tokens"),
-    *("expected_tokens", "missed", "is_aborted", "is_retry"),
-)
-
-
-def _turn_row(turn: TurnView) -> dict[str, Any]:
-    return {
-        **{name: getattr(turn, name) for name in _TURN_FIELDS},
-        "waited_s": None if turn.waited_s is None else round(turn.waited_s, 6),
-        "preemptions": len(turn.preempted_s),
+        "turn_rows": job.rows(),
     }
 
 
@@ -304,8 +219,8 @@ def _hits(jobs: Sequence[JobTokens]) -> dict[str, Any]:
     }
 
 
-_ENDS = {"kept": ("returned",), "wasted": ("expired", "slow", "lease", "forgotten", "pressure")}
-"""Ends of a pin that paid, or cost memory in vain; logs of 0.1 say `forgotten` for `lease`."""
+_ENDS = {"kept": ("returned",), "wasted": ("expired", "slow", "lease", "pressure")}
+"""Ends of a pin that paid, or cost memory in vain."""
 
 
 def _pins(pins: Sequence[PinView]) -> dict[str, Any]:
@@ -318,72 +233,10 @@ def _pins(pins: Sequence[PinView]) -> dict[str, Any]:
     return found
 
 
-def _waits(turns: Iterable[TurnView]) -> list[float]:
-    return [turn.waited_s for turn in turns if turn.waited_s is not None]
-
-
-def _ttfts(turns: Iterable[TurnView]) -> list[float]:
-    return [turn.ttft_s for turn in turns if turn.ttft_s is not None]
-
-
-def _spread(values: Iterable[float]) -> dict[str, Any]:
-    times_s = list(values)
+def _spread(values: Iterable[float | None]) -> dict[str, Any]:
+    times_s = [value for value in values if value is not None]
     shares = {"p50": 0.5, "p90": 0.9, "max": 1.0}
     found = {"mean": mean(times_s)} | {key: quantile(times_s, at) for key, at in shares.items()}
     return {"n": len(times_s)} | {
         key: None if value is None else round(value, 6) for key, value in found.items()
     }
-
-
-class _StartedTurn(NamedTuple):
-    """A turn that began, with the first event of its job."""
-
-    started_s: float
-    arrived_s: float
-    known_s: float
-    engine: int | None
-    is_first: bool
-    is_due: bool
-
-    def is_passed_by(self, other: _StartedTurn) -> bool:
-        """True if the other one, which started before it, is of a later job of its engine."""
-        is_later = other.engine == self.engine and other.known_s > self.known_s
-        may_pass = not other.is_due and (other.is_first or not self.is_first)
-        return is_later and may_pass and other.started_s < self.started_s
-
-
-def passed_over(jobs: Iterable[JobView], after_s: float) -> dict[str, Any]:
-    """Count turns that waited longer than `after_s` and then saw turns of later jobs start.
-
-    A job is later than another of its engine if its first event is; parents and priorities of jobs
-    are not in the log. `first` turns are compared with other first turns alone, `continuing` ones
-    with all. `most` is the largest number of later turns that one of them saw. Turns that were due,
-    which go before all, do not count as later.
-    """
-    started = sorted(
-        (
-            _StartedTurn(t.started_s, t.arrived_s, job.started_s, job.engine, t.turn == 1, t.is_due)
-            for job in jobs
-            for t in job.turns
-            if t.started_s is not None
-        ),
-        key=attrgetter("started_s"),
-    )
-    starts_s = [turn.started_s for turn in started]
-    counts = {}
-    for name, is_first in (("continuing", False), ("first", True)):
-        counted = [turn for turn in started if turn.is_first is is_first]
-        num_later = []
-        for turn in counted:
-            overdue_s = turn.arrived_s + after_s
-            if turn.started_s > overdue_s:
-                between = slice(bisect(starts_s, overdue_s), bisect(starts_s, turn.started_s))
-                num_later.append(sum(turn.is_passed_by(other) for other in started[between]))
-        counts[name] = {
-            "after_s": after_s,
-            "turns": len(counted),
-            "waited_longer": len(num_later),
-            "passed_over": sum(count > 0 for count in num_later),
-            "most": max(num_later, default=0),
-        }
-    return counts

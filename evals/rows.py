@@ -8,10 +8,12 @@ outcomes that were written.
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import os
 import platform
 import subprocess
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
@@ -99,6 +101,15 @@ def read_rows(path: Path, needed: Iterable[str] = ()) -> list[dict[str, Any]]:
     return rows
 
 
+def text_of(path: Path) -> str:
+    """The text of a file, gzipped or not. Raises InputError, which names it."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: {reason_of(error)}") from error
+
+
 def json_object(place: str, text: str | bytes) -> dict[str, Any]:
     """Parse one JSON object; InputError, which begins with its place, for anything else."""
     try:
@@ -145,7 +156,7 @@ class RunWriter:
         )
 
     def add_job(self, job: JobOutcome) -> None:
-        """Write all rows of a finished job."""
+        """Write all rows of a job that has ended."""
         for turn in job.turns:
             self.add_turn(job, turn, is_last=turn is job.turns[-1])
 

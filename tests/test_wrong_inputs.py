@@ -53,8 +53,8 @@ WRONG = [
     (f"{GPU} --trace binary", "binary: of no known kind"),
     ("simulate --gpu broken", "broken: the file: Invalid JSON"),
     ("record folder", "folder: no log in it that can be read"),
-    ("record empty", "empty: no event of any job in it"),
-    ("record binary", "binary: no text in UTF-8"),
+    ("record empty", "empty: is empty"),
+    ("record binary", "binary: of no known kind"),
     ("swebench report nofile", "nofile/run.json"),
     # a server
     ("doctor --url 127.0.0.1:8000", "--url: got '127.0.0.1:8000', did you mean http://127.0.0.1"),

@@ -17,12 +17,11 @@ from typing import Any
 
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
-from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, routing_headers
 from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.visible import visible
 
-from ..event_log import jobs_of, read_record
+from ..event_log import read_record
 from ..traces.logs import read_turns
 from ..traces.story import explained_jobs
 from ..traces.turns import jobs_among
@@ -70,7 +69,10 @@ def _explain_log(options: argparse.Namespace) -> int:
     if is_log_of_agents(source):
         jobs = list(explained_jobs(jobs_among(read_turns(Path(source)))))
     else:
-        jobs = [_explained(job) for job in jobs_of(read_record(source))]
+        jobs = [
+            {"job_id": job.label, "tokens": job.tokens.as_dict(), "turns": job.rows()}
+            for job in read_record(source).jobs
+        ]
     broken = sorted(filter(_num_lost, jobs), key=_num_lost, reverse=True)
     shown = broken[: options.worst or MAX_WORST]
     if options.json:
@@ -79,11 +81,6 @@ def _explain_log(options: argparse.Namespace) -> int:
         found = f"{len(broken)} of {len(jobs)} jobs computed tokens twice"
         print("\n\n".join([*map(report, shown), found]))
     return FAILED if broken else DONE
-
-
-def _explained(job: JobView) -> dict[str, Any]:
-    """A job of a server's own log, as the server answers."""
-    return {"job_id": job.label, "tokens": job.tokens.as_dict(), "turns": job.rows()}
 
 
 def _num_lost(job: Mapping[str, Any]) -> int:

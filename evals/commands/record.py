@@ -21,9 +21,9 @@ from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import JobView
 from agentkv.visible import visible
 
-from ..event_log import PATIENCE_S, job_row, jobs_of, passed_over, read_record, totals
+from ..event_log import job_row, read_record, totals
 from ..tables import cell, text_table
-from ..traces.logs import first_object, is_event_log, read_files
+from ..traces.logs import is_event_log, read_files
 from ..traces.story import describe
 from ..traces.story import summary as summary_of_agents
 
@@ -49,12 +49,11 @@ def main(argv: Sequence[str]) -> int:
         return DONE
     near = options.job[0] if options.job else None
     record = read_record(options.source, api_key=options.api_key, near=near)
-    all_jobs = jobs_of(record)
-    jobs = _chosen(all_jobs, options.job)
+    jobs = _chosen(record.jobs, options.job)
     if record.is_cut:
         print(f"{record.source}: the last line is incomplete, left out", file=sys.stderr)
     rows = [job_row(job) for job in jobs]
-    total = {**totals(jobs), "passed_over": passed_over(all_jobs, PATIENCE_S)}
+    total = totals(jobs)
     if not options.json:
         print("\n".join([table(rows, max_rows=options.top), "", *summary(total), "", LEGEND]))
     else:
@@ -65,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
 def is_log_of_agents(source: str) -> bool:
     """True for a file or folder with anything but the event log of a server."""
     path = Path(source)
-    is_named = "://" not in source and path.exists()
-    return is_named and not is_event_log(path) and (path.is_dir() or bool(first_object(path)))
+    return "://" not in source and path.exists() and not is_event_log(path)
 
 
 def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobView]:
@@ -138,20 +136,9 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"in the queue   first turns    {_seconds(total['queued_first_s'])}",
         f"               KV still there {_seconds(total['queued_kept_s'])}",
         f"               KV was gone    {_seconds(total['queued_evicted_s'])}",
-        f"overtaken      first turns    {_overtaken(total['passed_over']['first'])}",
-        f"               later turns    {_overtaken(total['passed_over']['continuing'])}",
         f"pins           {total['pins']}: {ends}; {wasted} of pinned memory (blocks x seconds) "
         "was in vain",
     ]
-
-
-def _overtaken(count: Mapping[str, Any]) -> str:
-    waited = f"{count['waited_longer']} of {count['turns']} waited over {count['after_s']:g} s"
-    if not count["passed_over"]:
-        return f"{waited}, none while later jobs' turns started"
-    return (
-        f"{waited}, {count['passed_over']} while later jobs' turns started, {count['most']} at most"
-    )
 
 
 def _seconds(spread: Mapping[str, Any]) -> str:

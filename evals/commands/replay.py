@@ -24,7 +24,7 @@ from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_policy
 
-from ..event_log import Record, jobs_of, read_record
+from ..event_log import Record, read_record, totals
 from ..outcomes import RunOutcome, summarize
 from ..traces.served import served_turns
 from ..traces.turns import job_plans, jobs_among
@@ -69,17 +69,16 @@ def replay(record: Record, options: argparse.Namespace) -> dict[str, Any]:
         run = Simulation(workload, machine, policy).run()
         outcome = RunOutcome(policy.name, {"name": "trace"}, run.jobs, run.counters, {})
         played.append(summarize(outcome))
-    later = [turn for turn in turns if turn.is_later]
     return {
         "source": record.source,
         "policy": name,
-        "span_s": max(job.ended_s for job in jobs_of(record)) - min(t.arrived_s for t in turns),
+        "span_s": max(job.ended_s for job in record.jobs) - min(t.arrived_s for t in turns),
         "jobs": len(plans),
         "jobs_at_once": num_at_once,
         "machine": machine.as_dict(),
         "measured": {
             "mean_s": fmean(_durations_s(record)),
-            "hit_rate": _share(later, "hit_tokens"),
+            "hit_rate": totals(record.jobs)["hit_rate"],
         },
         **{
             key: {each: found[each] for each in ("completed", "mean_s", "p90_s", "hit_rate")}
@@ -117,27 +116,22 @@ def _percent(share: float | None) -> str:
 
 def _turns_of(record: Record) -> list[TurnView]:
     """The turns that finished, in the order of their starts. Raises InputError."""
-    if len({key.engine for key in record.events}) > 1:
+    if len({job.engine for job in record.jobs}) > 1:
         raise InputError(
             f"{record.source}: the log is of several engines, whose clocks differ: name the file "
             "of one of them, in the server's --run-output-dir"
         )
-    turns = [turn for job in jobs_of(record) for turn in job.turns if turn.started_s is not None]
+    turns = [turn for job in record.jobs for turn in job.turns if turn.started_s is not None]
     finished = [turn for turn in turns if turn.output_tokens is not None]
     if not finished:
         raise InputError(f"{record.source}: no turn in it that finished")
     return sorted(finished, key=lambda turn: turn.started_s or 0.0)
 
 
-def _share(turns: Sequence[TurnView], what: str) -> float | None:
-    prompt_tokens = sum(turn.prompt_tokens for turn in turns)
-    return sum(getattr(turn, what) for turn in turns) / prompt_tokens if prompt_tokens else None
-
-
 def _durations_s(record: Record) -> list[float]:
     """Seconds of each job, from its first turn's arrival to its last one's end."""
     found = []
-    for job in jobs_of(record):
+    for job in record.jobs:
         ended_s = [turn.ended_s for turn in job.turns if turn.output_tokens is not None]
         if ended_s and job.parent_job_id is None:
             found.append(max(filter(None, ended_s)) - job.turns[0].arrived_s)
@@ -149,7 +143,7 @@ def at_once(plans: Sequence[JobPlan], record: Record) -> int | None:
     by themselves."""
     spans = sorted(
         (job.turns[0].arrived_s, max(turn.ended_s or 0.0 for turn in job.turns))
-        for job in jobs_of(record)
+        for job in record.jobs
         if job.turns and job.parent_job_id is None
     )
     starts_s = [started_s for started_s, _ in spans]

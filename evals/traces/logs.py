@@ -6,10 +6,9 @@ standard error says.
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,37 +16,45 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentkv.errors import InputError, reason_of
+from agentkv.errors import InputError
 
 from ..event_log import holds_event_log, read_record
-from ..rows import json_object
-from . import claude_code, codex, mini_swe_agent, spans
+from ..rows import text_of
+from .coding_agents import read_claude_code, read_codex, read_mini_swe_agent
 from .served import served_turns
+from .spans import read_otlp
 from .turns import TracedTurn, jobs_among
 
 OWN, EVENT_LOG = "a line a turn", "agentkv event log"
 TURN_FIELDS = "job_id, turn, prompt_tokens, output_tokens, command, tool_s"
 _Row = Mapping[str, Any]
 _Reader = Callable[[str, Sequence[_Row]], Iterable[TracedTurn]]
+_CODEX_ROWS = {"session_meta", "response_item", "event_msg", "turn_context", "compacted"}
 _OTHERS: Mapping[str, tuple[Callable[[_Row], bool], _Reader]] = {
-    "Claude Code session": (claude_code.is_claude_code, claude_code.read_claude_code),
-    "Codex rollout": (codex.is_codex, codex.read_codex),
-    "mini-swe-agent trajectory": (
-        mini_swe_agent.is_mini_swe_agent,
-        mini_swe_agent.read_mini_swe_agent,
+    "Claude Code session": (
+        lambda row: "sessionId" in row and row.get("type") in {"user", "assistant", "summary"},
+        read_claude_code,
     ),
-    "OpenTelemetry spans (OTLP JSON)": (spans.is_otlp, spans.read_otlp),
+    "Codex rollout": (
+        lambda row: row.get("type") in _CODEX_ROWS and isinstance(row.get("payload"), dict),
+        read_codex,
+    ),
+    "mini-swe-agent trajectory": (
+        lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
+        read_mini_swe_agent,
+    ),
+    "OpenTelemetry spans (OTLP JSON)": (
+        lambda row: isinstance(row.get("resourceSpans"), list),
+        read_otlp,
+    ),
 }
 """Logs of others: how an object of one looks, and its reader, which takes the file's name, too."""
-_NUM_NAMED = 3
-"""Files passed over that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedFile:
     """The turns of one log, and the name of its kind."""
 
-    path: Path
     kind: str
     turns: Sequence[TracedTurn]
 
@@ -64,57 +71,44 @@ def read_files(path: Path) -> list[TracedFile]:
     """The logs at a path, each with its turns; errors as of `read_turns`."""
     if not path.is_dir() or holds_event_log(path):
         return [_read_file(path)]
-    files, passed_over = [], {}
+    files, passed_over = [], []
     for inner in sorted(path.rglob("*")):
         if inner.is_file() and inner.name.removesuffix(".gz").endswith((".json", ".jsonl")):
             try:
                 files.append(_read_file(inner))
             except InputError as error:
-                passed_over[inner] = str(error).removeprefix(f"{inner}: ")
+                passed_over.append(str(error).partition(";")[0])
     if not files:
-        last = "".join(f"; last: {inner}: {why}" for inner, why in [*passed_over.items()][-1:])
+        last = "".join(f"; last: {why}" for why in passed_over[-1:])
         raise InputError(f"{path}: no log in it that can be read{last}")
-    files = _distinct(files)
-    passed_over |= {file.path: "a copy of another" for file in files if not file.turns}
     if passed_over:
-        reasons = [
-            f"{inner.relative_to(path)} ({why.partition(';')[0]})"
-            for inner, why in [*passed_over.items()][:_NUM_NAMED]
-        ]
-        num_more = len(passed_over) - _NUM_NAMED
-        more = f" and {num_more} more" if num_more > 0 else ""
-        print(f"agentkv: {path}: passed over: {', '.join(reasons)}{more}", file=sys.stderr)
-    return [file for file in files if file.turns]
+        more = f" and {len(passed_over) - 1} more" if len(passed_over) > 1 else ""
+        print(f"agentkv: passed over: {passed_over[0]}{more}", file=sys.stderr)
+    return [file for file in _distinct(files) if file.turns]
 
 
 def _distinct(files: Sequence[TracedFile]) -> list[TracedFile]:
-    """The files, each without the turns that an earlier one has, too; another job of the same id,
-    as of a second run, gets a number behind it."""
+    """The files, each without the turns that an earlier one has, too, as of a session that was gone
+    on with; another job of the same id, as of a second run, gets a number behind it."""
     known: dict[str, list[TracedTurn]] = {}
     found = []
     for file in files:
         names: dict[str | None, str] = {}
         new: list[TracedTurn] = []
         for job_id, turns in jobs_among(file.turns).items():
-            name, number = job_id, 1
-            while not _is_same(known.get(name, []), turns):
-                number += 1
-                name = f"{job_id} ({number})"
+            tries = itertools.chain([job_id], (f"{job_id} ({n})" for n in itertools.count(2)))
+            name = next(name for name in tries if _is_same(known.get(name, []), turns))
             names[job_id], before = name, known.setdefault(name, [])
             more = turns[len(before) :]
             before += more
             new += more
-        renamed = [
-            turn.model_copy(
-                update={
-                    "job_id": names[turn.job_id],
-                    "parent_job_id": names.get(turn.parent_job_id, turn.parent_job_id),
-                }
-            )
-            for turn in new
-        ]
-        found.append(replace(file, turns=renamed))
+        found.append(replace(file, turns=[_renamed(turn, names) for turn in new]))
     return found
+
+
+def _renamed(turn: TracedTurn, names: Mapping[str | None, str]) -> TracedTurn:
+    parent = names.get(turn.parent_job_id, turn.parent_job_id)
+    return turn.model_copy(update={"job_id": names[turn.job_id], "parent_job_id": parent})
 
 
 def _is_same(before: Sequence[TracedTurn], turns: Sequence[TracedTurn]) -> bool:
@@ -130,27 +124,27 @@ def is_event_log(path: Path) -> bool:
     if path.is_dir():
         return holds_event_log(path)
     try:
-        row = first_object(path)
+        text = text_of(path)
     except InputError:
         return False
+    first = _parsed(text.lstrip().partition("\n")[0])  # a log may be long
+    row = first if isinstance(first, dict) else next(iter(_objects(text)), {})
     return "event" in row or ("jobs" in row and "requests" not in row)
 
 
 def _read_file(path: Path) -> TracedFile:
     if is_event_log(path):
-        return TracedFile(path, EVENT_LOG, served_turns(read_record(str(path))))
-    text = _text(path)
+        return TracedFile(EVENT_LOG, served_turns(read_record(str(path))))
+    text = text_of(path)
     rows = _objects(text)
     if rows and {"job_id", "turn"} <= rows[0].keys():
-        return TracedFile(path, OWN, _own_turns(path, text))
+        return TracedFile(OWN, _own_turns(path, text))
     found = (kind for kind, (matches, _) in _OTHERS.items() if any(map(matches, rows[:20])))
     kind = next(found, None)
     if kind is None:
         if not text.strip():
             raise InputError(f"{path}: is empty")
-        seen = f"{text.splitlines()[0][:60]!r}"
-        if rows:
-            seen = f"fields {', '.join(list(rows[0])[:8])}"
+        seen = f"fields {', '.join(list(rows[0])[:8])}" if rows else f"{text[:60]!r}"
         raise InputError(
             f"{path}: of no known kind; seen: {seen}; known: "
             f"{', '.join([OWN, EVENT_LOG, *_OTHERS])}; a line a turn needs {TURN_FIELDS}"
@@ -162,40 +156,24 @@ def _read_file(path: Path) -> TracedFile:
         raise InputError(f"{path}: a {kind} that does not fit: {what}") from error
     if not turns:
         raise InputError(f"{path}: a {kind} without a call of a model")
-    return TracedFile(path, kind, turns)
+    return TracedFile(kind, turns)
 
 
 def _own_turns(path: Path, text: str) -> list[TracedTurn]:
     """A line a turn. Raises InputError, which names the line and its field at fault."""
-    turns: dict[tuple[str, int], TracedTurn] = {}
+    turns = []
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}: line {number}"
-        fields = json_object(place, line)
         try:
-            turn = TracedTurn.model_validate(fields)
+            if line.strip():
+                turns.append(TracedTurn.model_validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
-            name = str(first["loc"][0])
-            seen = repr(fields[name]) if name in fields else f"fields {', '.join(fields)}"
+            field = ".".join(map(str, first["loc"]))
             raise InputError(
-                f"{place}: {name}: {first['msg']}; seen: {seen[:100]}; a line needs {TURN_FIELDS}"
+                f"{path}: line {number}: {field}: {first['msg']}; seen: "
+                f"{str(first['input'])[:100]}; a line needs {TURN_FIELDS}"
             ) from error
-        if turns.setdefault((turn.job_id, turn.turn), turn) is not turn:
-            raise InputError(
-                f"{place}: turn {turn.turn} of job {turn.job_id!r} is there already; each turn has "
-                "one line"
-            )
-    return list(turns.values())
-
-
-def _text(path: Path) -> str:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read().decode("utf-8", "replace")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: {reason_of(error)}") from error
+    return turns
 
 
 def _objects(text: str) -> list[_Row]:
@@ -214,10 +192,3 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def first_object(path: Path) -> _Row:
-    """The first line's object, else the first of the whole file; {} if there is none."""
-    text = _text(path)
-    first = _parsed(text.lstrip().partition("\n")[0])
-    return first if isinstance(first, dict) else next(iter(_objects(text)), {})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import Entry, JobView, TurnView
 
-from ..event_log import Record, jobs_of
+from ..event_log import Record
 from .turns import ModelCall, TracedTurn, turns_of
 
 
@@ -52,7 +52,7 @@ def run_tools(entries: Iterable[Entry]) -> list[RunTool]:
 
 def served_turns(record: Record) -> list[TracedTurn]:
     """Finished turns; retries are left out. Raises InputError for a log without one."""
-    jobs = [(job, turns) for job in jobs_of(record) if (turns := _finished(job))]
+    jobs = [(job, turns) for job in record.jobs if (turns := _finished(job))]
     if not jobs:
         raise InputError(f"{record.source}: no turn in it that finished")
     jobs.sort(key=lambda found: (found[1][0].arrived_s, found[0].label))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import command_of
+from .coding_agents import command_of
 from .turns import ModelCall, TracedTurn, turns_of
 
 _CALLS = {"chat", "text_completion", "generate_content"}
@@ -39,11 +39,6 @@ class _Span:
     def first(self, names: Sequence[str]) -> int | None:
         """The first of these attributes that the span has, as a number."""
         return next((int(self.facts[name]) for name in names if name in self.facts), None)
-
-
-def is_otlp(row: Mapping[str, Any]) -> bool:
-    """True for an export of spans."""
-    return isinstance(row.get("resourceSpans"), list)
 
 
 def read_otlp(_: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[TracedTurn]:

@@ -15,9 +15,8 @@ from agentkv.commands.analysis import command_key
 
 from ..outcomes import quantile
 from ..tables import cell, text_table
-from ..workload.plans import with_children
 from .logs import TracedFile
-from .turns import Jobs, TracedTurn, job_plans, jobs_among
+from .turns import Jobs, TracedTurn, jobs_among
 
 MAX_TOOLS = 8
 SHARES = (0.1, 0.5, 0.9, 1.0)
@@ -31,21 +30,17 @@ def describe(files: Sequence[TracedFile]) -> dict[str, Any]:
     jobs = jobs_among(turns)
     pairs = [pair for job in jobs.values() for pair in pairwise(job)]
     kept = [_kept_tokens(*pair) / pair[0].context_tokens for pair in pairs]
-    played = [plan for job in with_children(job_plans(jobs)) for plan in job.turns]
     commands = (command_key(turn.command) for turn in turns if turn.command is not None)
     values: dict[str, Sequence[float]] = {
         "turns": [len(job) for job in jobs.values()],
         "first_prompt_tokens": [job[0].prompt_tokens for job in jobs.values()],
         "last_prompt_tokens": [job[-1].prompt_tokens for job in jobs.values()],
-        "growth_tokens": [after.prompt_tokens - before.prompt_tokens for before, after in pairs],
         "output_tokens": [turn.output_tokens for turn in turns],
         "tool_s": [turn.tool_s for turn in turns if turn.tool_s is not None],
-        "pause_s": [plan.pause_s for plan in played if plan.pause_s > 0.0],
         "kept_share": kept,
     }
     return {
         "kinds": dict(Counter(file.kind for file in files)),
-        "counted": dict(Counter(turn.counted for turn in turns)),
         "jobs": len(jobs),
         "sub_agents": sum(job[0].parent_job_id is not None for job in jobs.values()),
         "turns": len(turns),
@@ -61,7 +56,6 @@ def describe(files: Sequence[TracedFile]) -> dict[str, Any]:
 def summary(found: Mapping[str, Any]) -> str:
     """The document as a few lines and a table."""
     kinds = ", ".join(f"{number} {kind}" for kind, number in found["kinds"].items())
-    counted = ", ".join(f"{number} by {how}" for how, number in found["counted"].items())
     tools = ", ".join(f"{tool} {number}" for tool, number in found["tools"].items())
     rows = []
     for name, numbers in found["quantiles"].items():
@@ -69,7 +63,7 @@ def summary(found: Mapping[str, Any]) -> str:
         rows.append((name.replace("_", " "), *(cell(number, form) for number in numbers)))
     return (
         f"{found['jobs']} jobs, {found['sub_agents']} of them sub-agents, {found['turns']} turns; "
-        f"files: {kinds}; tokens: {counted}\n\n"
+        f"files: {kinds}\n\n"
         f"{text_table(('', *(f'p{share * 100:.0f}' for share in SHARES)), rows)}\n\n"
         f"tools: {tools or 'none'}\n"
         f"{found['broken_turns']} of {found['later_turns']} later prompts do not go on from the "

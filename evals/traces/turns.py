@@ -11,14 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..workload.plans import JobPlan, JobRole, Prefix, TurnPlan
-
-Counted = Literal["usage", "estimate"]
-"""Where token counts are from: the server's usage, or the length of the text."""
 
 
 class TracedTurn(BaseModel):
@@ -45,7 +41,6 @@ class TracedTurn(BaseModel):
     shared_tokens: int | None = Field(default=None, ge=1)
     """Tokens at the start of a first prompt that other jobs of `shares` begin with, too."""
     shares: str | None = None
-    counted: Counted = "usage"
 
     @property
     def context_tokens(self) -> int:
@@ -64,7 +59,6 @@ class ModelCall:
     cached_tokens: int | None = None
     commands: list[str] = field(default_factory=list)
     tool_s: float | None = None
-    counted: Counted = "usage"
 
     def tool_ended(self, at_s: float) -> None:
         """One of its tools ended; the last one counts."""
@@ -93,7 +87,6 @@ def turns_of(
             parent_job_id=parent_job_id,
             sent_s=call.sent_s,
             ended_s=call.ended_s,
-            counted=call.counted,
         )
         turns.append(turn)
     return turns

@@ -50,8 +50,6 @@ TWICE_ON_PURPOSE: dict[str, str] = {
 """Class names that stand in two files, each with its reason."""
 
 SMALL_ON_PURPOSE: dict[str, str] = {
-    "evals/traces/claude_code.py": "one reader of logs a file",
-    "evals/traces/mini_swe_agent.py": "one reader of logs a file",
     "integrations/lm15.py": "the one module that touches DSPy's own HTTP library",
     "integrations/vllm/api/balancer.py": "the seam to vLLM's choice of an engine",
     "integrations/vllm/introduction.py": "what a server says of itself at start",

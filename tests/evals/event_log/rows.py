@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentkv.evals.event_log import LoggedJob, Record, jobs_of
-from agentkv.integrations.vllm.watch.job_view import JobView
+from agentkv.integrations.vllm.watch.job_view import JobView, job_views
 
 ROW = dict[str, Any]
 
@@ -64,12 +63,8 @@ TWO_TURNS = [
 """One job: it loses two of its seven blocks while its tool runs."""
 
 
-def record_of(*rows: ROW, job_id: str = "job") -> Record:
-    return Record("test", {LoggedJob(job_id): [*rows]})
-
-
 def job_of(*rows: ROW) -> JobView:
-    (job,) = jobs_of(record_of(*rows))
+    (job,) = job_views("job", rows)
     return job
 
 

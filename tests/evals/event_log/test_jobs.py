@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv.evals.event_log import (
-    NUMBERS,
-    LoggedJob,
-    Record,
-    job_row,
-    jobs_of,
-    passed_over,
-    totals,
-)
+from agentkv.evals.event_log import job_row, totals
 from agentkv.evals.traces.served import run_tools
-from agentkv.integrations.vllm.watch.job_view import JobView, TurnView, sentence
+from agentkv.integrations.vllm.watch.job_view import JobView, job_views, sentence
 from tests.evals.event_log.rows import (
     TWO_TURNS,
     arrival,
@@ -27,7 +19,6 @@ from tests.evals.event_log.rows import (
     finish,
     job_of,
     pinned,
-    record_of,
     start,
     tool,
     unpinned,
@@ -120,7 +111,7 @@ def test_what_events_say_of_a_job(
 def test_a_job_id_used_again_is_another_job() -> None:
     """An arrival after `closed` begins a second life of the job id."""
     later = [{**row, "at_s": row["at_s"] + 10} for row in TWO_TURNS]
-    first, second = jobs_of(record_of(*TWO_TURNS, *later))
+    first, second = job_views("job", [*TWO_TURNS, *later])
     assert (first.label, second.label) == ("job", "job (2)")
     assert len(second.bubbles) == 1
 
@@ -128,7 +119,7 @@ def test_a_job_id_used_again_is_another_job() -> None:
 def test_totals_add_up_all_jobs() -> None:
     """Totals have bubbles, hits, queueing after eviction, and pins kept and wasted."""
     wasted = [*TWO_TURNS[:3], pinned(2.0, 7), unpinned(3.0, "pressure", 7)]
-    jobs = jobs_of(record_of(*TWO_TURNS)) + jobs_of(record_of(*wasted, job_id="other"))
+    jobs = [job_of(*TWO_TURNS), job_of(*wasted)]
     total = totals(jobs)
     assert (total["jobs"], total["turns"], total["turns_finished"]) == (2, 3, 3)
     assert total["bubble_s"]["mean"] == pytest.approx(3.25)
@@ -145,9 +136,20 @@ def test_a_first_turn_is_a_jobs_first() -> None:
     """A later turn whose context had not yet filled a block is no first turn."""
     second = [arrival(3.0, 2, 20), start(3.0, 20, 0, 0), finish(4.0, 2, 24)]
     small = [arrival(1.0, 1, 9), start(1.5, 9, 0, 0, 0.5), finish(2.0, 1, 0), *second]
-    assert totals(jobs_of(record_of(*small)))["queued_first_s"]["n"] == 1
+    assert totals([job_of(*small)])["queued_first_s"]["n"] == 1
 
 
+NUMBERS = {
+    "arrival": ("turn", "prompt_length"),
+    "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+    "reuse": ("turn", "expected_tokens"),
+    "resumed": ("hit_length",),
+    "evicted": ("lost_tokens",),
+    "finish": ("turn", "context_length"),
+    "pinned": ("blocks", "ttl_s"),
+    "unpinned": ("blocks", "held_s"),
+    "closed": ("turns",),
+}
 NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "decision")
 
 
@@ -160,7 +162,7 @@ def test_any_order_of_events_is_told_without_an_exception(names: list[str]) -> N
         for at_s, name in enumerate(names)
         for numbers in [dict.fromkeys(NUMBERS.get(name, ()), at_s % 5)]
     ]
-    jobs = jobs_of(Record("test", {LoggedJob("job"): events} if events else {}))
+    jobs = job_views("job", events)
     assert [job_row(job)["turns"] for job in jobs] == [len(job.turns) for job in jobs]
     assert totals(jobs)["turns"] <= names.count("arrival") + names.count("waiting_to_running")
     for job in jobs:
@@ -212,58 +214,3 @@ DECIDED = {"event": "decision", "blocks": 26}
 def test_an_event_reads_as_a_sentence(entry: dict[str, Any], text: str) -> None:
     """One that another version sends otherwise is named, and breaks nothing."""
     assert sentence(entry) == text
-
-
-def job(name: str, *turns: tuple[float, float | None], engine: int | None = None) -> JobView:
-    """A job whose turns arrive and start at these times."""
-    return JobView(
-        name,
-        engine,
-        turns[0][0],
-        100.0,
-        turns=[
-            TurnView(number, arrived_s, 100, started_s=started_s)
-            for number, (arrived_s, started_s) in enumerate(turns, start=1)
-        ],
-    )
-
-
-def counted(jobs: list[JobView], kind: str) -> tuple[int, ...]:
-    """Turns, those that waited longer than 10 s, those passed over, and the most."""
-    count = passed_over(jobs, 10.0)[kind]
-    return tuple(count[name] for name in ("turns", "waited_longer", "passed_over", "most"))
-
-
-def test_a_turn_of_a_later_job_after_the_time_counts() -> None:
-    """A later turn that starts before the time is over, or is of an earlier job, does not count."""
-    jobs = [
-        job("earlier", (0.0, 0.0), (5.0, 17.0)),
-        job("waits", (1.0, 1.0), (5.0, 20.0)),
-        job("later", (2.0, 2.0), (13.0, 14.0), (15.5, 16.0), (18.0, 19.0)),
-    ]
-    assert counted(jobs, "continuing") == (5, 2, 2, 2)
-    assert passed_over(jobs, 14.5)["continuing"]["most"] == 0
-
-
-def test_first_turns_are_passed_over_by_first_turns() -> None:
-    """Later turns, turns that never started and jobs that came together do not count as later."""
-    jobs = [job("passed", (0.0, 30.0)), job("together", (0.0, 25.0))]
-    jobs += [job("passes", (1.0, 20.0), (21.0, 22.0)), job("cut", (1.5, None))]
-    assert counted(jobs, "first") == (3, 3, 2, 1)
-
-
-def test_engines_do_not_compare() -> None:
-    """Turns are compared with those of the same engine alone."""
-    alone = [job("a", (0.0, 0.0), (1.0, 50.0), engine=0), job("b", (0.5, 40.0), engine=1)]
-    assert passed_over(alone, 10.0)["continuing"]["passed_over"] == 0
-    together = [job("a", (0.0, 0.0), (1.0, 50.0)), job("b", (0.5, 40.0))]
-    assert passed_over(together, 10.0)["continuing"]["passed_over"] == 1
-
-
-def test_a_job_whose_beginning_is_not_in_the_record_has_no_first_turn() -> None:
-    """All turns of a job that began before the log are continuing ones."""
-    begun = job("begun", (0.0, 30.0), (31.0, 32.0))
-    begun.turns[0].turn, begun.turns[1].turn = None, 8
-    found = passed_over([begun, job("later", (1.0, 25.0))], 10.0)
-    assert (found["first"]["turns"], found["continuing"]["turns"]) == (1, 2)
-    assert found["continuing"]["passed_over"] == 1
