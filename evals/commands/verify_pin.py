@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -26,20 +26,19 @@ from agentkv.command_line import DONE, FAILED, add_json, command_parser, seconds
 from agentkv.visible import visible
 
 from ..options import add_server
-from ..server import BlockPool, ServerFacts, ServerUnderTest, Snapshot, TurnError
+from ..server import ServerUnderTest, TurnError
 
 NO_POLICY_HINT = (
     "the server has no agentkv routes, so it runs a stock policy, which frees a turn's blocks when"
     " the turn ends: start it with --scheduling-policy agentkv"
 )
-HEADINGS = "turn  prompt  cached  output  latency ms  before  after  expected  full   gap  happened"
+HEADINGS = "turn  prompt  cached  output  latency ms  before  after  full   gap  happened"
 LEGEND = (
     "tokens of prompt, found in the cache, and generated; blocks in use before and after a turn;"
-    "\nexpected = ceil((prompt + output) / block size), full = whole blocks, the ones that can stay"
-    "\n(the last token sampled has no KV yet); gap = largest change while the tool ran"
+    "\nfull = whole blocks of its context, which can stay (the last token sampled has no KV yet);"
+    "\ngap = largest change while the tool ran"
 )
 READING_EVERY_S = 0.3
-_TTL_READING_EVERY_S = 0.1
 _MAX_WAIT_FOR_IDLE_S = 10.0
 """Pins of earlier runs end by themselves; a server busy for longer is in use."""
 _UNTOLD_TTL_S = 10.0
@@ -80,39 +79,29 @@ def first_messages(block_size: int) -> list[dict[str, str]]:
 class TurnRow:
     """One turn: blocks in use before it, after it, and at each reading of the gap that follows.
 
-    `blocks_touched`, ceil(tokens / block size), is what the reference experiment expected to stay.
     `blocks_full` can stay: only full blocks have a hash by which the next turn finds them, and the
     last token sampled has no KV yet. `happened` is what the server says of the job.
     """
 
     turn: int
-    user_prompt: str
-    reply: str
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
     latency_s: float
-    blocks_touched: int
     blocks_full: int
     blocks_before: int
     blocks_after: int
     gap_blocks: tuple[int, ...]
-    is_last_step: bool
     happened: str
-
-    @property
-    def change_in_gap_blocks(self) -> int:
-        """The largest change in the gap from the reading after the turn, with its sign."""
-        return max((blocks - self.blocks_after for blocks in self.gap_blocks), key=abs, default=0)
 
     def __str__(self) -> str:
         """The turn as a line under HEADINGS."""
-        gap = "-" if self.is_last_step else f"{self.change_in_gap_blocks:+d}"
+        changes = (blocks - self.blocks_after for blocks in self.gap_blocks)
+        gap = f"{max(changes, key=abs):+d}" if self.gap_blocks else "-"
         return (
             f"{self.turn:4}  {self.prompt_tokens:6}  {self.cached_tokens:6}  "
             f"{self.output_tokens:6}  {self.latency_s * 1e3:10.0f}  {self.blocks_before:6}  "
-            f"{self.blocks_after:5}  {self.blocks_touched:8}  {self.blocks_full:4}  {gap:>4}  "
-            f"{visible(f'{self.user_prompt} {self.happened}')}"
+            f"{self.blocks_after:5}  {self.blocks_full:4}  {gap:>4}  {visible(self.happened)}"
         )
 
 
@@ -134,8 +123,6 @@ class TTLTrial:
     def __str__(self) -> str:
         ttl = "not told" if self.ttl_s is None else f"{self.ttl_s:.2f} s"
         seen = f"{self.blocks_at_end} blocks in use after {self.waited_s:.1f} s"
-        if self.held_s is not None:
-            seen = f"free {self.held_s:.2f} s after the turn"
         return f"left alone: {self.blocks_after} blocks after its turn, TTL {ttl}, {seen}"
 
 
@@ -156,111 +143,103 @@ class PinRun:
 
 
 class PinExperiment:
-    """The reference's experiment against one server; `on_row` gets each row once it is complete."""
+    """The reference's experiment against one server, which may be in use by others, too."""
 
-    def __init__(
-        self,
-        server: ServerUnderTest,
-        facts: ServerFacts,
-        options: Any,
-        on_row: Callable[[TurnRow], None],
-    ) -> None:
+    def __init__(self, server: ServerUnderTest, model: str | None, gap_s: float) -> None:
         self._server = server
-        self._facts = facts
-        self._options = options
-        self._on_row = on_row
-        self.pool: BlockPool = server.block_pool(facts)
+        self.facts = server.facts(model)
+        self.pool = server.block_pool(self.facts)
+        self._gap_s = gap_s
         self._num_requests = 0
         self._max_foreign_running = 0
 
-    def run(self) -> PinRun:
+    def run(self, say: Any) -> PinRun:
         """Raises TurnError if a turn gets no answer, after releasing what is pinned."""
         start, deadline_s = self._server.snapshot(), time.monotonic() + _MAX_WAIT_FOR_IDLE_S
-        while self._held(start) and time.monotonic() < deadline_s:
+        while start.held_blocks(self.pool) and time.monotonic() < deadline_s:
             time.sleep(READING_EVERY_S)
             start = self._server.snapshot()
-        turns = tuple(self._five_turns())
+        turns = []
+        for row in self._five_turns():
+            say(row)
+            turns.append(row)
         trial = self._leave_to_ttl()
         num_finished = self._server.snapshot().num_finished - start.num_finished
         return PinRun(
-            base_url=self._options.url,
-            model=self._facts.model,
-            policy=self._facts.policy,
+            base_url=self._server.root_url,
+            model=self.facts.model,
+            policy=self.facts.policy,
             block_size=self.pool.block_size,
             num_blocks=self.pool.num_blocks,
-            gap_s=self._options.gap_s,
-            blocks_at_start=self._held(start),
-            turns=turns,
+            gap_s=self._gap_s,
+            blocks_at_start=start.held_blocks(self.pool),
+            turns=tuple(turns),
             ttl_trial=trial,
             num_foreign_requests=max(num_finished - self._num_requests, self._max_foreign_running),
         )
 
     def _five_turns(self) -> Iterator[TurnRow]:
-        job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
-        messages = first_messages(self.pool.block_size)
+        job_id, block_size = f"verify-pin-{uuid.uuid4().hex[:12]}", self.pool.block_size
+        messages = first_messages(block_size)
         before_prompt = ""
         try:
             for turn, prompt in enumerate(USER_PROMPTS, start=1):
                 messages.append({"role": "user", "content": before_prompt + prompt})
-                row = self._turn(turn, messages, job_id)
-                self._on_row(row)
+                row, reply = self._turn(turn, messages, job_id)
                 yield row
-                messages.append({"role": "assistant", "content": row.reply})
-                before_prompt = f"Output:\n{simulated_output(self.pool.block_size)}\n\n"
+                messages.append({"role": "assistant", "content": reply})
+                before_prompt = f"Output:\n{simulated_output(block_size)}\n\n"
         finally:
             self._server.release(job_id)
 
-    def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> TurnRow:
-        is_last_step, block_size = turn == len(USER_PROMPTS), self.pool.block_size
+    def _turn(self, turn: int, messages: list[dict[str, str]], job_id: str) -> tuple[TurnRow, str]:
+        is_last = turn == len(USER_PROMPTS)
         before = self._server.snapshot()
-        reply, latency_s = self._chat(messages, job_id, is_last_step=is_last_step)
+        reply, latency_s = self._chat(messages, job_id, is_last_step=is_last)
         usage = reply["usage"]
         after, job = self._server.snapshot(), self._server.job(job_id)
         cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if cached_tokens is None:  # as by default: vLLM tells them on request only
             cached_tokens = after.cached_tokens - before.cached_tokens
-        num_tokens = usage["prompt_tokens"] + usage["completion_tokens"]
-        happened = "freed: last step" if is_last_step else "not pinned"
+        happened = "freed: last step" if is_last else "not pinned"
         if job.get("pinned_blocks"):
             happened = job["ttl_reason"]
-        return TurnRow(
+        row = TurnRow(
             turn=turn,
-            user_prompt=USER_PROMPTS[turn - 1],
-            reply=reply["choices"][0]["message"]["content"] or "",
             prompt_tokens=usage["prompt_tokens"],
             output_tokens=usage["completion_tokens"],
             cached_tokens=cached_tokens,
             latency_s=latency_s,
-            blocks_touched=ceil(num_tokens / block_size),
-            blocks_full=(num_tokens - 1) // block_size,
-            blocks_before=self._held(before),
-            blocks_after=self._held(after),
-            gap_blocks=() if is_last_step else tuple(map(self._held, self._read_gap())),
-            is_last_step=is_last_step,
-            happened=happened,
+            blocks_full=(usage["prompt_tokens"] + usage["completion_tokens"] - 1)
+            // self.pool.block_size,
+            blocks_before=before.held_blocks(self.pool),
+            blocks_after=after.held_blocks(self.pool),
+            gap_blocks=() if is_last else tuple(self._read_gap()),
+            happened=f"{USER_PROMPTS[turn - 1]} {happened}",
         )
+        return row, reply["choices"][0]["message"]["content"] or ""
 
-    def _read_gap(self) -> Iterator[Snapshot]:
-        """Readings every 0.3 s and one at the gap's end."""
-        started_s, gap_s = time.monotonic(), self._options.gap_s
-        for number in range(1, ceil(gap_s / READING_EVERY_S) + 1):
-            due_s = started_s + min(number * READING_EVERY_S, gap_s)
+    def _read_gap(self) -> Iterator[int]:
+        """Blocks in use every 0.3 s, and at the gap's end."""
+        started_s = time.monotonic()
+        for number in range(1, ceil(self._gap_s / READING_EVERY_S) + 1):
+            due_s = started_s + min(number * READING_EVERY_S, self._gap_s)
             time.sleep(max(0.0, due_s - time.monotonic()))
-            yield self._read_idle()
+            yield self._held_while_idle()
 
     def _leave_to_ttl(self) -> TTLTrial:
         job_id = f"verify-pin-{uuid.uuid4().hex[:12]}"
         prompt = {"role": "user", "content": USER_PROMPTS[0]}
-        before = self._held(self._server.snapshot())
+        before = self._server.snapshot().held_blocks(self.pool)
         self._chat([*first_messages(self.pool.block_size), prompt], job_id, is_last_step=False)
         started_s = time.monotonic()
         ttl_s = self._server.job(job_id).get("ttl_left_s")
-        after = at_end = self._held(self._server.snapshot())
+        after = at_end = self._server.snapshot().held_blocks(self.pool)
         limit_s = _TTL_MARGIN_S + (_UNTOLD_TTL_S if ttl_s is None else ttl_s)
         held_s = None
         while after > before and held_s is None and time.monotonic() - started_s < limit_s:
-            time.sleep(_TTL_READING_EVERY_S)
-            at_end = self._held(self._read_idle())
+            time.sleep(READING_EVERY_S / 3)
+            at_end = self._held_while_idle()
             held_s = time.monotonic() - started_s if at_end <= before else None
         waited_s = time.monotonic() - started_s
         self._server.release(job_id)
@@ -270,21 +249,17 @@ class PinExperiment:
         self, messages: Any, job_id: str, *, is_last_step: bool
     ) -> tuple[dict[str, Any], float]:
         """The reply, and the seconds until it was there."""
-        started_s = time.monotonic()
-        model = self._facts.model
+        started_s, model = time.monotonic(), self.facts.model
         reply = self._server.chat(model, messages, job_id=job_id, is_last_step=is_last_step)
         latency_s = time.monotonic() - started_s
         self._num_requests += 1
         time.sleep(_SETTLE_S)
         return reply, latency_s
 
-    def _read_idle(self) -> Snapshot:
-        """A reading while none of our requests runs: any request that does is someone else's."""
+    def _held_while_idle(self) -> int:
+        """Blocks in use while none of our requests runs: any that does is someone else's."""
         snapshot = self._server.snapshot()
         self._max_foreign_running = max(self._max_foreign_running, snapshot.num_unfinished)
-        return snapshot
-
-    def _held(self, snapshot: Snapshot) -> int:
         return snapshot.held_blocks(self.pool)
 
 
@@ -295,14 +270,12 @@ def main(argv: Sequence[str]) -> int:
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     try:
         with ServerUnderTest(options.url, api_key=options.api_key) as server:
-            facts = server.facts(options.model)
-            rows = PinExperiment(server, facts, options, say)
-            policy = "no agentkv routes" if facts.policy is None else f"policy {facts.policy}"
-            pool = rows.pool
-            seen = visible(f"{facts.model}, {policy}")
-            say(f"{seen}, {pool.num_blocks} blocks of {pool.block_size} tokens")
+            experiment = PinExperiment(server, options.model, options.gap_s)
+            facts, pool = experiment.facts, experiment.pool
+            seen = f"{facts.model}, policy {facts.policy or 'without agentkv routes'}"
+            say(f"{visible(seen)}, {pool.num_blocks} blocks of {pool.block_size} tokens")
             say(f"{LEGEND}\n{HEADINGS}")
-            run = rows.run()
+            run = experiment.run(say)
     except TurnError as error:
         print(f"the run broke off: {error}", file=sys.stderr)
         return FAILED
@@ -357,7 +330,7 @@ def judge(run: PinRun) -> dict[str, list[str]]:
 def _move_in_gap(row: TurnRow, blocks_at_start: int) -> str | None:
     if row.blocks_after <= blocks_at_start:
         return f"turn {row.turn}: no block was pinned when the turn had ended"
-    if not row.change_in_gap_blocks:
+    if set(row.gap_blocks) <= {row.blocks_after}:
         return None
     readings = ", ".join(map(str, row.gap_blocks))
     return f"turn {row.turn}: {row.blocks_after} blocks after it, then {readings}"

@@ -42,10 +42,11 @@ def turns_alone(job: JobPlan, machine: Machine) -> Iterator[TurnAlone]:
         kept_tokens = computed_tokens if turn.kept_tokens is None else turn.kept_tokens
         hit_tokens = min(kept_tokens, computed_tokens, prompt_tokens - 1)
         hit_tokens -= hit_tokens % machine.block_tokens
+        contexts = range(prompt_tokens, prompt_tokens + turn.output_tokens - 1)
         yield TurnAlone(
             prompt_tokens,
             _prefill_s(hit_tokens, prompt_tokens, machine),
-            _decode_s(prompt_tokens, turn.output_tokens - 1, machine),
+            sum(machine.cost.step_s(StepBatch.of_decodes(1, tokens)) for tokens in contexts),
         )
         computed_tokens = machine.reusable_tokens(
             prompt_tokens, prompt_tokens + turn.output_tokens - 1
@@ -76,11 +77,6 @@ def _chunk_tokens(past_tokens: int, prompt_tokens: int, machine: Machine) -> int
     if machine.num_state_groups and end_tokens < prompt_tokens:
         return end_tokens // size * size - past_tokens or num_tokens
     return num_tokens
-
-
-def _decode_s(past_tokens: int, num_steps: int, machine: Machine) -> float:
-    steps = range(past_tokens, past_tokens + num_steps)
-    return sum(machine.cost.step_s(StepBatch.of_decodes(1, tokens)) for tokens in steps)
 
 
 def jobs_that_fit(jobs: Sequence[JobPlan], machine: Machine) -> float:

@@ -13,10 +13,10 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,7 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
-from agentkv.command_line import (
-    DONE,
-    FAILED,
-    command_parser,
-    url,
-    whole_number,
-)
+from agentkv.command_line import DONE, command_parser, url, whole_number
 from agentkv.errors import RunError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS
@@ -63,7 +57,7 @@ Probe = tuple[int, int, int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the profile is written; 1: it is printed alone. Raises where nothing was measured."""
+    """0: the profile is written. Raises where nothing was measured."""
     options = _parser().parse_args(argv)
     out = Path(options.out)
     report = partial(print, file=sys.stderr, flush=True)
@@ -86,16 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{measured['mean_error']:.0%} on average, {measured['max_error']:.0%} at most"
     )
     if measured["max_error"] > MAX_TRUSTED_ERROR:
-        report(
-            "the times do not lie on a line: if the machine was busy with something else, try "
-            "again, or with more --rounds"
-        )
-    document = profile.model_dump_json(indent=1)
-    try:
-        out.write_text(f"{document}\n", encoding="utf-8")
-    except OSError as error:
-        report(f"agentkv simulate calibrate: {out} cannot be written: {error}\n{document}")
-        return FAILED
+        report("the times do not lie on a line: was the machine busy? try more --rounds")
+    out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     report(f"written to {out}")
     return DONE
 
@@ -124,31 +110,19 @@ def measure(
     max_tokens = facts.max_context_tokens or pool_tokens
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     with httpx.Client(base_url=root_url, headers=headers, timeout=_TIMEOUT_S) as http:
-        steps = ProbeTimer(
-            partial(complete, http, facts.model),
-            token_ids,
+        steps = ProbeTimer(partial(complete, http, facts.model), token_ids).time_all(
+            num_rounds,
+            report,
             max_tokens=min(max_tokens, started_as["max_num_batched_tokens"]),
             pool_tokens=pool_tokens,
             max_num_seqs=started_as["max_num_seqs"],
-        ).time_all(num_rounds, report)
+        )
     found = fit(steps)
-    fitted_s = (
-        found.cost.step_s(each.batch) + each.has_request * found.request_s for each in steps
-    )
     measured = {
         "vllm_version": facts.vllm_version,
         "mean_error": found.mean_error,
         "max_error": found.max_error,
-        "steps": [
-            {
-                "prefill_tokens": step.batch.prefill_tokens,
-                "decodes": step.batch.num_decodes,
-                "context_tokens": step.batch.context_tokens,
-                "measured_s": step.seconds,
-                "fitted_s": seconds,
-            }
-            for step, seconds in zip(steps, fitted_s, strict=True)
-        ],
+        "steps": [asdict(step) for step in steps],
     }
     return ServerProfile(
         **started_as,
@@ -267,14 +241,10 @@ def complete(
             raise RunError(f"{http.base_url}: no answer to a probe: {error}") from error
         if not answer.is_success:
             raise RunError(f"{answer.url}: HTTP {answer.status_code} {answer.text[:200]}")
-        num_tokens: object = None
         with suppress(LookupError, TypeError, ValueError):
-            num_tokens = answer.json()["usage"]["completion_tokens"]
-        if num_tokens != output_tokens:
-            raise RunError(
-                f"{answer.url}: asked for {output_tokens} tokens, got {num_tokens}: is it a vLLM "
-                "server?"
-            )
+            if answer.json()["usage"]["completion_tokens"] == output_tokens:
+                return
+        raise RunError(f"{answer.url}: no {output_tokens} tokens came: is it a vLLM server?")
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(one, prompts))
@@ -291,84 +261,72 @@ class ProbeTimer:
     """
 
     def __init__(
+        self, play: Callable[[Sequence[list[int]], int], object], token_ids: Sequence[int]
+    ) -> None:
+        self._play = play
+        self._token_ids = token_ids
+        self._rng = random.Random(0)
+
+    def time_all(
         self,
-        play: Callable[[Sequence[list[int]], int], object],
-        token_ids: Sequence[int],
+        num_rounds: int,
+        report: Callable[[str], None],
         *,
         max_tokens: int,
         pool_tokens: int,
         max_num_seqs: int,
-    ) -> None:
-        self._play = play
-        self._token_ids = token_ids
-        self._max_tokens = max_tokens
-        self._pool_tokens = pool_tokens
-        self._max_num_seqs = max_num_seqs
-        self._rng = random.Random(0)
-
-    def time_all(self, num_rounds: int, report: Callable[[str], None]) -> list[TimedStep]:
+    ) -> list[TimedStep]:
         """Time every probe that fits the longest context; the fastest of `num_rounds` counts.
 
         The rounds of a probe are far apart in time, so a busy minute spoils one round, not a probe.
         """
         for _ in range(2):  # the first ones warm the server up
-            self._completions_s(1, 64, 1)
+            self._completions_s((1, 64, 1))
         decode_tokens = self._num_decode_tokens()
-        probes = list(self._probes(decode_tokens))
-        fastest_s = dict.fromkeys(probes, math.inf)
+        prefills = [(1, num_tokens, 1) for num_tokens in PREFILL_TOKENS if num_tokens < max_tokens]
+        batches = [
+            (num_requests, num_tokens)
+            for num_requests, num_tokens in DECODE_BATCHES
+            if num_tokens + decode_tokens <= max_tokens
+            and num_requests <= max_num_seqs
+            and num_requests * (num_tokens + decode_tokens) <= pool_tokens
+            and num_requests * num_tokens <= MAX_PROBE_STEPS * max_tokens
+        ]
+        decodes = [(*batch, output) for batch in batches for output in (1, decode_tokens)]
+        fastest_s = dict.fromkeys([*prefills, *decodes], math.inf)
         for number in range(num_rounds):
-            report(f"round {number + 1} of {num_rounds}: {len(probes)} probes")
-            for probe in probes:
-                fastest_s[probe] = min(fastest_s[probe], self._completions_s(*probe))
-        return list(_steps(fastest_s, decode_tokens))
-
-    def _probes(self, decode_tokens: int) -> Iterator[Probe]:
-        for num_tokens in PREFILL_TOKENS:
-            if num_tokens < self._max_tokens:
-                yield 1, num_tokens, 1
-        for num_requests, num_tokens in DECODE_BATCHES:
-            length = num_tokens + decode_tokens
-            if (
-                length <= self._max_tokens
-                and num_requests <= self._max_num_seqs
-                and num_requests * length <= self._pool_tokens
-                and num_requests * num_tokens <= MAX_PROBE_STEPS * self._max_tokens
-            ):
-                yield num_requests, num_tokens, 1
-                yield num_requests, num_tokens, decode_tokens
+            report(f"round {number + 1} of {num_rounds}: {len(fastest_s)} probes")
+            for probe in fastest_s:
+                fastest_s[probe] = min(fastest_s[probe], self._completions_s(probe))
+        steps = [
+            TimedStep(StepBatch.of_prefill(probe[1]), fastest_s[probe], has_request=True)
+            for probe in prefills
+        ]
+        for num_requests, num_tokens in batches:
+            short, long = ((num_requests, num_tokens, output) for output in (1, decode_tokens))
+            more_s = fastest_s[long] - fastest_s[short]
+            if more_s <= 0.0:
+                raise RunError(
+                    f"{decode_tokens} tokens of output took no longer than one: is something else "
+                    "running on this server?"
+                )
+            batch = StepBatch.of_decodes(num_requests, num_tokens + decode_tokens // 2)
+            steps.append(TimedStep(batch, more_s / (decode_tokens - 1), has_request=False))
+        return steps
 
     def _num_decode_tokens(self) -> int:
         """Tokens that this server decodes in DECODE_S, including the first one's prefill."""
-        seconds = self._completions_s(1, 16, MIN_DECODE_TOKENS)
+        seconds = self._completions_s((1, 16, MIN_DECODE_TOKENS))
         num_tokens = int(MIN_DECODE_TOKENS * DECODE_S / seconds)
         return min(max(num_tokens, MIN_DECODE_TOKENS), MAX_DECODE_TOKENS)
 
-    def _completions_s(self, num_requests: int, num_tokens: int, output_tokens: int) -> float:
+    def _completions_s(self, probe: Probe) -> float:
         """Seconds from sending concurrent requests to the end of the last."""
+        num_requests, num_tokens, output_tokens = probe
         prompts = [self._rng.choices(self._token_ids, k=num_tokens) for _ in range(num_requests)]
         sent_s = time.monotonic()
         self._play(prompts, output_tokens)
         return time.monotonic() - sent_s
-
-
-def _steps(fastest_s: Mapping[Probe, float], decode_tokens: int) -> Iterator[TimedStep]:
-    """Prefills as they were timed; decodes as the difference that the further tokens made."""
-    for num_tokens in PREFILL_TOKENS:
-        if (1, num_tokens, 1) in fastest_s:
-            batch = StepBatch.of_prefill(num_tokens)
-            yield TimedStep(batch, fastest_s[1, num_tokens, 1], has_request=True)
-    for num_requests, num_tokens in DECODE_BATCHES:
-        whole_s = fastest_s.get((num_requests, num_tokens, decode_tokens))
-        if whole_s is None:
-            continue
-        more_s = whole_s - fastest_s[num_requests, num_tokens, 1]
-        if more_s <= 0.0:
-            raise RunError(
-                f"{decode_tokens} tokens of output took no longer than one: is something else "
-                "running on this server?"
-            )
-        batch = StepBatch.of_decodes(num_requests, num_tokens + decode_tokens // 2)
-        yield TimedStep(batch, more_s / (decode_tokens - 1), has_request=False)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -36,7 +36,10 @@ from .cost import (
 )
 
 GIB = 1024**3
+INFINITE = "infinite"
 DEFAULT_DRAM_GIB = 64.0
+PCIE_BYTES_S = GPUS["h100"].pcie_gb_s * 1e9
+"""Of a server of which only its times are known."""
 MAX_BLOCKS = 6_000_000
 """Blocks are objects: this many take 1.5 GB."""
 PROFILE_FORMAT = "agentkv-profile-1"
@@ -194,7 +197,11 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
     if num_blocks < least and limits.num_blocks:
         raise InputError(f"--blocks: got {num_blocks}, {model_name} needs {least} or more")
     if num_blocks < least:
-        raise InputError(_too_big(gpu_name, gpu, model_name, model, limits))
+        raise InputError(
+            f"{model_name} ({_weights_gib(model):.1f} GiB of weights) leaves no room for KV blocks "
+            f"on {limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB): give a larger --num-gpus, "
+            "or --gpu-memory-utilization"
+        )
     is_big = gpu.memory_gib >= BIG_MEMORY_GIB
     return Machine(
         name=gpu_name if limits.num_gpus == 1 else f"{limits.num_gpus}x{gpu_name}",
@@ -215,20 +222,20 @@ def _from_catalog(gpu_name: str, model_name: str, limits: Limits) -> Machine:
 def machine_of(cost: FittedLine, limits: Limits) -> Machine:
     """The server of an event log, whose gaps between turns hold the way of a request."""
     num_blocks, block_tokens = limits.num_blocks or 2, limits.block_tokens or BLOCK_TOKENS
-    profile = ServerProfile(
+    return Machine(
         name="log",
         model="",
-        step=cost,
-        request_s=0.0,
+        cost=cost,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
-        kv_token_bytes=0,
-        num_state_groups=limits.num_state_groups,
+        block_bytes=0,
         max_num_seqs=limits.max_num_seqs or NUM_SEQS,
         max_num_batched_tokens=limits.max_num_batched_tokens or BATCH_TOKENS,
         max_model_tokens=limits.max_model_tokens or (num_blocks - 1) * block_tokens,
+        request_s=0.0,
+        pcie_bytes_s=PCIE_BYTES_S,
+        num_state_groups=limits.num_state_groups,
     )
-    return _from_profile(profile, None, limits)
 
 
 def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> Machine:
@@ -244,7 +251,7 @@ def _from_profile(profile: ServerProfile, model: str | None, limits: Limits) -> 
         max_num_batched_tokens=profile.max_num_batched_tokens,
         max_model_tokens=profile.max_model_tokens,
         request_s=profile.request_s,
-        pcie_bytes_s=GPUS["h100"].pcie_gb_s * 1e9,
+        pcie_bytes_s=PCIE_BYTES_S,
         num_state_groups=profile.num_state_groups,
     )
 
@@ -271,30 +278,20 @@ def blocks_that_fit(gpu: GPU, model: ModelShape, block_bytes: int, limits: Limit
 
     Source: 10.55 GiB = 5,402 blocks of 2 MiB for Llama-3.1-8B on an RTX 5090 at 0.85.
     """
-    usable_gib = limits.num_gpus * _card_gib(gpu, limits) - _weights_gib(model)
+    card_gib = gpu.memory_gib * limits.memory_utilization - ACHIEVED.overhead_gib
+    usable_gib = limits.num_gpus * card_gib - _weights_gib(model)
     return max(0, math.floor(usable_gib * GIB / block_bytes))
-
-
-def _card_gib(gpu: GPU, limits: Limits) -> float:
-    """Memory of one card for weights and KV."""
-    return gpu.memory_gib * limits.memory_utilization - ACHIEVED.overhead_gib
 
 
 def _weights_gib(model: ModelShape) -> float:
     return model.num_parameters * model.dtype_bytes / GIB
 
 
-def _too_big(gpu_name: str, gpu: GPU, model_name: str, model: ModelShape, limits: Limits) -> str:
-    weights_gib, card_gib = _weights_gib(model), _card_gib(gpu, limits)
-    advice = "a higher --gpu-memory-utilization"
-    if card_gib > 0:
-        enough = range(math.floor(weights_gib / card_gib) + 1, model.num_heads + 1)
-        fitting = (number for number in enough if not model.num_heads % number)
-        advice = f"--num-gpus {next(fitting, 'of more memory')} or more"
-    return (
-        f"{model_name} ({weights_gib:.1f} GiB of weights) leaves no room for KV blocks on "
-        f"{limits.num_gpus} x {gpu_name} ({gpu.memory_gib} GiB); use {advice}"
-    )
+def _blocks(text: str) -> int | str:
+    """Type of a flag: blocks in the pool."""
+    if text == INFINITE or (text.isdecimal() and int(text) >= 2):
+        return text if text == INFINITE else int(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}, allowed is a number from 2 on, or {INFINITE}")
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +304,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help=models)
     add("--num-gpus", type=count, default=1, metavar="N", help="tensor parallel (default 1)")
     pool = "KV blocks in the pool, as --num-gpu-blocks-override (default: what fits the GPU)"
-    add("--blocks", metavar="N|infinite", help=pool)
+    add("--blocks", type=_blocks, metavar="N|infinite", help=pool)
     add("--block-size", type=count, metavar="TOKENS", help="tokens per block (default 16)")
     add(
         "--gpu-memory-utilization",

@@ -24,13 +24,19 @@ from ..options import (
 from ..rows import provenance
 from ..workload.plans import Workload, deal_jobs
 from .alone import jobs_that_fit
-from .machine import DEFAULT_DRAM_GIB, Limits, Machine, add_machine_options, make_machine
+from .machine import (
+    DEFAULT_DRAM_GIB,
+    INFINITE,
+    Limits,
+    Machine,
+    add_machine_options,
+    make_machine,
+)
 
 DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
 DEFAULT_JOBS = 200
 OVERLOAD = 1.2
 """Times the jobs whose contexts fit into the pool, where no load is given."""
-INFINITE = "infinite"
 RECORD_EVENTS = 5_000_000
 _NOT_OF_THE_RUN = ("out", "force", "json", "policy", "sweep")
 
@@ -103,11 +109,10 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
     has_number = flags.jobs is not None
     fill_in(flags, {"workload": "reference", "jobs": DEFAULT_JOBS})
     policies = [simulated_policy(name) for name in dict.fromkeys(flags.policy or DEFAULT_POLICIES)]
-    num_blocks = None if flags.blocks in (None, INFINITE) else _num_blocks(flags.blocks)
     if flags.blocks == INFINITE:
         policies = [replace(policy, is_infinite=True) for policy in policies]
     limits = Limits(
-        num_blocks=num_blocks,
+        num_blocks=None if flags.blocks == INFINITE else flags.blocks,
         block_tokens=flags.block_size,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
@@ -150,12 +155,6 @@ def _find_load(flags: argparse.Namespace, machine: Machine, *, has_number: bool)
         f"{OVERLOAD:g} times what the pool holds, {flags.jobs} jobs in all",
         file=sys.stderr,
     )
-
-
-def _num_blocks(text: str) -> int:
-    if text.isdecimal() and int(text) >= 2:
-        return int(text)
-    raise InputError(f"--blocks: got {text!r}, allowed is a number from 2 on, or {INFINITE}")
 
 
 def parser() -> argparse.ArgumentParser:

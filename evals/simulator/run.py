@@ -163,14 +163,6 @@ class Simulation:
             self._on_job_end(job, self._num_ended)
 
 
-def check_pool(workload: Workload, machine: Machine, policy: PolicyChoice, dram_gib: float) -> None:
-    """Raise InputError for a pool or tier that this policy cannot have here."""
-    if policy.is_infinite:
-        _blocks_for_all(workload, machine)
-    if policy.has_offload:
-        _dram_blocks(machine, dram_gib)
-
-
 def _dram_blocks(machine: Machine, dram_gib: float) -> int:
     if machine.num_state_groups:
         raise InputError(f"+offload: the tier has no recurrent states, which {machine.model} needs")
@@ -206,7 +198,10 @@ def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
         for name in (RUN_FILE, TURNS_FILE):
             if folder is not None:
                 require_free(folder / name, force=plan.is_forced)
-        check_pool(plan.workload, plan.machine, policy, plan.options.dram_gib)
+        if policy.is_infinite:
+            _blocks_for_all(plan.workload, plan.machine)
+        if policy.has_offload:
+            _dram_blocks(plan.machine, plan.options.dram_gib)
     runs: list[RunOutcome] = []
     try:
         jobs = with_children(plan.workload.jobs)

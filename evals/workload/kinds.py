@@ -1,9 +1,8 @@
 """Jobs that are made up, drawn to published figures, and the named workloads that they make.
 
-A job depends on the workload's name, the seed and its number alone. Each figure has its source, or
-is "chosen"; studies/workloads.md has them in one table. A command tells its duration only roughly,
-as with real ones: most fit the duration they stand for, some do not, so that a predictor can be
-right often and not always.
+A job depends on the workload's name, the seed and its number alone. studies/workloads.md has the
+source of each figure. A command tells its duration only roughly, as with real ones: most fit the
+duration they stand for, some do not, so that a predictor can be right often and not always.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from .plans import JobPlan, Prefix, Steps, TurnPlan
 
 TOOLS = ("recorded", "longtail")
 MISLEADING_SHARE = 0.1
-"""Commands whose name says nothing of how long they take. Assumed: no source tells this share."""
 
 Tool = tuple[str, float]
 """A command and its seconds."""
@@ -62,11 +60,7 @@ class LogNormalDraw:
 
 LONG_TAIL_BODY, LONG_TAIL = LogNormalDraw(1.0283, 1.0209), LogNormalDraw(24.370, 0.8)
 LONG_TAIL_SHARE = 0.05
-"""Tools with p50 1.1 s, p90 5.3 s, p99 48 s: a log-normal body and a tail of 5%.
-
-Source: the three quantiles are this project's figures for long-tailed tools; share and width of the
-tail (0.05, 0.8) are chosen, the other three numbers solved for the quantiles.
-"""
+"""A body and a tail of 5%, which make tools of p50 1.1 s, p90 5.3 s, p99 48 s."""
 
 _LOOKS = (
     "cd /testbed && grep -rn 'def {word}' src",
@@ -156,11 +150,7 @@ def redraw_tools(job: JobPlan, draw: ToolSource, rng: random.Random) -> JobPlan:
 
 
 PROMPT_TOKENS = (92, 469, 811, 1343, 1655, 2241, 2665, 2915)
-"""Source: the reference experiment's A/B run on vLLM-Continuum (RTX 5090, Llama-3.1-8B)."""
 OUTPUT_TOKENS = (24, 16, 12, 24, 16, 12, 64, 24)
-"""Assumed: the reference tells no output lengths. In proportion to its mean latency by turn at 8
-jobs per second (1263, 735, 574, 1005, 749, 641, 3732, 1236 ms); in all what fits its 6.65 s a job
-at 2 jobs per second less 3.9 s of tools, at 11 to 14 ms a token."""
 REFERENCE_TOOLS = (
     ("ls -la", 0.050, 0.150),
     ("cat main.py", 0.050, 0.100),
@@ -171,7 +161,7 @@ REFERENCE_TOOLS = (
     ("git diff", 0.100, 0.300),
     ("", 0.0, 0.0),
 )
-"""Command, and the range of its seconds, drawn evenly. Source: the ranges are the reference's."""
+"""Command, and the range of its seconds, drawn evenly."""
 
 
 def reference_turns(rng: random.Random) -> tuple[TurnPlan, ...]:
@@ -187,49 +177,33 @@ def reference_turns(rng: random.Random) -> tuple[TurnPlan, ...]:
     return tuple(turns)
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """A log-normal number, by median and 90% quantile; never below 1 nor above `most`."""
-
-    p50: float
-    p90: float
-    most: int
-
-    def draw(self, rng: random.Random) -> int:
-        number = LogNormalDraw.from_quantiles(self.p50, self.p90).draw(rng)
-        return min(max(1, round(number)), self.most)
+Count = Callable[[random.Random], int]
+"""Draws a whole number from 1 on."""
 
 
-@dataclass(frozen=True, slots=True)
-class NormalCounts:
-    """A normal number, by mean and deviation; never below 1."""
-
-    mean: float
-    deviation: float
-
-    def draw(self, rng: random.Random) -> int:
-        return max(1, round(rng.gauss(self.mean, self.deviation)))
+def log_normal(p50: float, p90: float, most: int) -> Count:
+    """A log-normal number, by median and 90% quantile, never above `most`."""
+    drawn = LogNormalDraw.from_quantiles(p50, p90)
+    return lambda rng: min(max(1, round(drawn.draw(rng))), most)
 
 
-@dataclass(frozen=True, slots=True)
-class EvenCounts:
+def normal(mean: float, deviation: float) -> Count:
+    return lambda rng: max(1, round(rng.gauss(mean, deviation)))
+
+
+def even(least: int, most: int) -> Count:
     """Any whole number from `least` to `most`, each as likely."""
-
-    least: int
-    most: int
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.least, self.most)
+    return lambda rng: rng.randint(least, most)
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
     """Distributions of a kind of job, each drawn by itself; no tool runs longer than its limit."""
 
-    num_turns: Counts | NormalCounts | EvenCounts
-    first_tokens: Counts
-    added_tokens: Counts
-    output_tokens: Counts
+    num_turns: Count
+    first_tokens: Count
+    added_tokens: Count
+    output_tokens: Count
     tool_times: LogNormalDraw
     command: Callable[[float, random.Random], str]
     tool_limit_s: float = math.inf
@@ -237,36 +211,31 @@ class JobKind:
     def turns(self, rng: random.Random) -> tuple[TurnPlan, ...]:
         """The turns of one job, two or more."""
         turns = []
-        for number in range(max(2, self.num_turns.draw(rng))):
+        for number in range(max(2, self.num_turns(rng))):
             counts = self.added_tokens if number else self.first_tokens
-            added_tokens, output_tokens = counts.draw(rng), self.output_tokens.draw(rng)
+            added_tokens, output_tokens = counts(rng), self.output_tokens(rng)
             tool_s = min(self.tool_times.draw(rng), self.tool_limit_s)
             turns.append(TurnPlan(added_tokens, output_tokens, self.command(tool_s, rng), tool_s))
         return (*turns[:-1], turns[-1].as_last())
 
 
 SWEBENCH = JobKind(
-    num_turns=NormalCounts(10.9, 2.1),
-    first_tokens=Counts(1640, 2354, 4655),
-    added_tokens=Counts(92, 755, 3435),
-    output_tokens=Counts(89, 681, 2465),
+    num_turns=normal(10.9, 2.1),
+    first_tokens=log_normal(1640, 2354, 4655),
+    added_tokens=log_normal(92, 755, 3435),
+    output_tokens=log_normal(89, 681, 2465),
     tool_times=LogNormalDraw.from_mean(0.925, 3.55),
     command=bash_command,
 )
-"""Turns and tools: Continuum (arXiv 2511.02230 v6), SWE-bench 10.9+-2.1 turns, tools 0.925+-3.55 s.
-Tokens: 393 mini-swe-agent runs on SWE-bench Verified (gruckion/mini-swe-agent, MIT): first prompt,
-tokens that a tool's output adds, output; p50 and p90, cut at the p99."""
 
 BFCL = JobKind(
-    num_turns=NormalCounts(6.3, 2.3),
-    first_tokens=Counts(1500, 3000, 6000),
-    added_tokens=Counts(80, 300, 1500),
-    output_tokens=Counts(50, 120, 400),
+    num_turns=normal(6.3, 2.3),
+    first_tokens=log_normal(1500, 3000, 6000),
+    added_tokens=log_normal(80, 300, 1500),
+    output_tokens=log_normal(50, 120, 400),
     tool_times=LogNormalDraw.from_mean(1.923, 2.133),
     command=function_call,
 )
-"""Turns and tools: Continuum (arXiv 2511.02230 v6), BFCL 6.3+-2.3 turns, tools 1.923+-2.133 s.
-Tokens are assumed (the paper has none): function definitions first, then short calls, results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,21 +263,15 @@ def _after(prefixes: tuple[Prefix, ...], job: JobPlan) -> JobPlan:
 
 
 CODING_PROMPT_TOKENS = 20_000
-"""System prompt and tools. Chosen near the 19,000 tokens that a proxy saw Claude Code send with
-each request (hpfreilabs.com/blog/anatomy-of-claude-code-session)."""
 CODING = JobKind(
-    num_turns=Counts(29, 56, 99),
-    first_tokens=Counts(400, 1500, 4000),
+    num_turns=log_normal(29, 56, 99),
+    first_tokens=log_normal(400, 1500, 4000),
     added_tokens=SWEBENCH.added_tokens,
     output_tokens=SWEBENCH.output_tokens,
     tool_times=LogNormalDraw.through((0.8646, 1.0), (0.9512, 10.0)),
     command=bash_command,
     tool_limit_s=120.0,
 )
-"""Turns: recorded coding agents, p50 29, p90 56, at most 99 (NVIDIA-NeMo/RL pull request 3663).
-Tools: of 32 coding jobs' gaps 86.46% were under 1 s and 95.12% under 10 s (vllm-project/router
-issue 285); cut at 120 s, the limit of a command in verl-project/uni-agent's example. Tokens of a
-turn: as SWEBENCH. Tokens of the task: chosen."""
 
 
 def _coding(seed: int, number: int) -> JobPlan:
@@ -317,67 +280,60 @@ def _coding(seed: int, number: int) -> JobPlan:
 
 
 LEAD_PROMPT_TOKENS, WORKER_PROMPT_TOKENS = 5_000, 2_000
-"""Source: the prompts of research agents that Anthropic published (anthropics/claude-cookbooks,
-patterns/agents/prompts), 23,081 and 9,101 characters, at 4.5 a token; tools not counted."""
-FAN_OUT = EvenCounts(2, 5)
-"""Sub-agents at once. Source: the same prompts, 2 to 3 for a standard question, 3 to 5 for a medium
-one."""
-ROUNDS = EvenCounts(1, 2)
-"""How often the lead sends out sub-agents. Chosen."""
-BRIEF_TOKENS = Counts(300, 800, 2000)
-"""What the lead tells all of its sub-agents: question and plan. Chosen."""
-REPORT_TOKENS = Counts(600, 1500, 3000)
-"""What a sub-agent answers, and the lead. Chosen."""
+FAN_OUT = even(2, 5)
+"""Sub-agents at once."""
+ROUNDS = even(1, 2)
+"""How often the lead sends out sub-agents."""
+BRIEF_TOKENS = log_normal(300, 800, 2000)
+"""What the lead tells all of its sub-agents: question and plan."""
+REPORT_TOKENS = log_normal(600, 1500, 3000)
+"""What a sub-agent answers, and the lead."""
 WORKER = JobKind(
-    num_turns=EvenCounts(6, 11),
-    first_tokens=Counts(100, 300, 1000),
-    added_tokens=Counts(1000, 4000, 8000),
-    output_tokens=Counts(100, 300, 1000),
+    num_turns=even(6, 11),
+    first_tokens=log_normal(100, 300, 1000),
+    added_tokens=log_normal(1000, 4000, 8000),
+    output_tokens=log_normal(100, 300, 1000),
     tool_times=BFCL.tool_times,
     command=function_call,
 )
-"""Turns: five tool calls at least and up to ten (the same prompts), one a turn, and the report.
-Tools: as BFCL. Tokens of a task, a search result or page, and a call: chosen."""
 
 
 def _deep_research(seed: int, number: int) -> JobPlan:
     """A lead that sends out sub-agents, waits for all of their reports, and writes its own."""
     rng, job_id = random.Random(f"{seed} deep-research {number}"), f"deep-research-{number:04}"
-    added_tokens = WORKER.first_tokens.draw(rng)
+    added_tokens = WORKER.first_tokens(rng)
     turns = []
-    for round_number in range(1, 1 + ROUNDS.draw(rng)):
+    for round_number in range(1, 1 + ROUNDS(rng)):
         prompt = Prefix("deep-research worker", WORKER_PROMPT_TOKENS)
-        brief_tokens = BRIEF_TOKENS.draw(rng)
+        brief_tokens = BRIEF_TOKENS(rng)
         brief = Prefix(f"{job_id} brief {round_number}", WORKER_PROMPT_TOKENS + brief_tokens)
         children = []
-        for worker in range(1, 1 + FAN_OUT.draw(rng)):
+        for worker in range(1, 1 + FAN_OUT(rng)):
             *others, last = WORKER.turns(rng)
-            last = replace(last, output_tokens=REPORT_TOKENS.draw(rng))
+            last = replace(last, output_tokens=REPORT_TOKENS(rng))
             child_id = f"{job_id}.{round_number}.{worker}"
             child = JobPlan(child_id, 0.0, (*others, last), role="sub-agent")
             children.append(_after((prompt, brief), child))
-        output_tokens = brief_tokens + sum(WORKER.output_tokens.draw(rng) for _ in children)
+        output_tokens = brief_tokens + sum(WORKER.output_tokens(rng) for _ in children)
         command = f"run_subagents --tasks {len(children)}"
         turns.append(TurnPlan(added_tokens, output_tokens, command, 0.0, children=tuple(children)))
         added_tokens = sum(child.turns[-1].output_tokens for child in children)
-    turns.append(TurnPlan(added_tokens, REPORT_TOKENS.draw(rng), "", 0.0))
+    turns.append(TurnPlan(added_tokens, REPORT_TOKENS(rng), "", 0.0))
     prompt = Prefix("deep-research lead", LEAD_PROMPT_TOKENS)
     return _after((prompt,), JobPlan(job_id, 0.0, tuple(turns)))
 
 
 CHAT = JobKind(
-    num_turns=NormalCounts(4.45, 1.96),
-    first_tokens=Counts(114, 331, 1024),
-    added_tokens=Counts(114, 331, 1024),
-    output_tokens=Counts(239, 695, 2048),
+    num_turns=normal(4.45, 1.96),
+    first_tokens=log_normal(114, 331, 1024),
+    added_tokens=log_normal(114, 331, 1024),
+    output_tokens=log_normal(239, 695, 2048),
     tool_times=LogNormalDraw.from_mean(28.6, 15.6),
     command=lambda _think_s, _rng: "",
 )
-"""Messages of a person, and the seconds before each: 4.45+-1.96 and 28.6+-15.6 s, the chat of
-InferCept (arXiv 2402.01869, table 1). Tokens: means of 161 and 338, ShareGPT's in the paper on vLLM
-(arXiv 2309.06180, figure 11); deviations as large as the means, and the cuts, are chosen."""
+"""Messages of a person, and the seconds before each."""
 CHAT_SHARE = 0.5
-"""Conversations among the jobs of `mixed`. Chosen."""
+"""Conversations among the jobs of `mixed`."""
 
 
 def _mixed(seed: int, number: int) -> JobPlan:
@@ -390,16 +346,14 @@ def _mixed(seed: int, number: int) -> JobPlan:
 
 
 GROUP_SAMPLES = 8
-"""Samples of one prompt. Source: verl-project/uni-agent's quick start, 8 of each of 32 prompts."""
+"""Samples of one prompt."""
 ROLLOUT = replace(CODING, first_tokens=SWEBENCH.first_tokens)
-"""Turns, tools and tokens as CODING, whose sources are agents in training for the most part; the
-prompt as SWEBENCH."""
 
 
 def _rollout(seed: int, number: int) -> JobPlan:
     """One sample of a group, which has its whole prompt in common."""
     group, sample = divmod(number, GROUP_SAMPLES)
-    prompt_tokens = ROLLOUT.first_tokens.draw(random.Random(f"{seed} rollouts group {group}"))
+    prompt_tokens = ROLLOUT.first_tokens(random.Random(f"{seed} rollouts group {group}"))
     first, *others = ROLLOUT.turns(random.Random(f"{seed} rollouts {number}"))
     turns = (replace(first, added_tokens=prompt_tokens), *others)
     prompt = Prefix(f"rollouts group {group}", prompt_tokens)

@@ -9,7 +9,6 @@ import pytest
 
 from agentkv.evals.commands.verify_pin import (
     NO_POLICY_HINT,
-    USER_PROMPTS,
     PinRun,
     TTLTrial,
     TurnRow,
@@ -28,18 +27,14 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
     rows = tuple(
         TurnRow(
             turn=turn + 1,
-            user_prompt=USER_PROMPTS[turn],
-            reply="```bash\nls\n```",
             prompt_tokens=prompt_tokens,
             output_tokens=32,
             cached_tokens=cached_tokens,
-            blocks_touched=-(-(prompt_tokens + 32) // 32),
             blocks_full=(prompt_tokens + 31) // 32,
             latency_s=1.0,
             blocks_before=blocks_after[turn - 1] if turn else 0,
             blocks_after=blocks_after[turn],
             gap_blocks=() if turn == 4 else (blocks_after[turn],) * 4,
-            is_last_step=turn == 4,
             happened="",
         )
         for turn, (prompt_tokens, cached_tokens) in enumerate(TOKENS)
@@ -52,8 +47,6 @@ CONTINUUM = recorded_run("continuum", (5, 10, 18, 25, 0), TTLTrial(0, 5, 0, 2.0,
 FCFS = recorded_run(None, (0, 0, 0, 0, 0), TTLTrial(0, 0, 0, None, None, 0.06))
 
 
-MODELS = {"data": [{"id": "m"}]}
-NOBODY = "http://127.0.0.1:9/v1"
 GAPS, GROWTH = "usage constant in every gap", "usage grows turn by turn"
 LAST_STEP, TTL = "usage zero after the last step", "usage zero after a TTL runs out"
 HITS, TRAFFIC = "cached tokens on the next turn", "no other traffic during the run"

@@ -58,7 +58,7 @@ def test_a_probe_s_answer_of_another_shape_is_told(
         )
     finally:
         front.stop()
-    assert "asked for 1 tokens, got None: is it a vLLM server?" in capsys.readouterr().err
+    assert "no 1 tokens came: is it a vLLM server?" in capsys.readouterr().err
 
 
 def test_a_server_that_hides_its_recurrent_layers_is_not_measured() -> None:
@@ -115,12 +115,3 @@ def test_exact_times_give_the_constants_back() -> None:
     for name in FittedLine.__slots__:
         assert getattr(found.cost, name) == pytest.approx(getattr(TRUE, name), rel=1e-4)
     assert found.max_error < 1e-6
-
-
-def test_noise_shows_in_the_error_told() -> None:
-    """Times that are off by 10% show in the error of the fit, and are predicted within 15%."""
-    found = fit(timed(1.1))
-    assert 0.03 < found.mean_error < 0.1
-    for step in timed():
-        fitted_s = found.cost.step_s(step.batch) + found.request_s * step.has_request
-        assert fitted_s == pytest.approx(step.seconds, rel=0.15)

@@ -40,17 +40,6 @@ def test_coding_jobs_share_a_prompt_of_20_000_tokens() -> None:
     assert times_s.max() == 120.0
 
 
-def test_deep_research_sends_out_two_to_five_sub_agents() -> None:
-    """A turn has two to five children of five to ten tool calls; a lead has one or two of them."""
-    jobs = jobs_of("deep-research")
-    fan_outs = [turn.children for job in jobs for turn in job.turns if turn.children]
-    assert {len(children) for children in fan_outs} == {2, 3, 4, 5}
-    assert {len(job.turns) for job in jobs} == {2, 3}
-    workers = [child for children in fan_outs for child in children]
-    assert {len(worker.turns) - 1 for worker in workers} == set(range(5, 11))
-    assert {worker.role for worker in workers} == {"sub-agent"}
-
-
 def test_sub_agents_of_a_turn_share_their_prompt_and_brief() -> None:
     """All sub-agents share 2,000 tokens, those of a turn their brief too, and leads 5,000."""
     jobs = jobs_of("deep-research")

@@ -99,16 +99,11 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        (
-            {"name": "gsm8k"},
-            "'gsm8k', allowed are reference, swebench, longtail, bfcl, deep-research",
-        ),
         ({"num_jobs": None}, "num_jobs and duration_s"),
         ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
         ({"jps": None}, "jps: got None"),
         ({"concurrency": 2}, "give one of them"),
         ({"max_context_tokens": 50}, "max_context_tokens"),
-        ({"tools": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"name": "rollouts", "concurrency": None}, "concurrency: rollouts starts in steps"),
         ({"name": "trace"}, "needs a file"),
         ({"trace": Path("x")}, "only the workload 'trace'"),
