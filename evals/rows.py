@@ -14,8 +14,7 @@ import os
 import platform
 import subprocess
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -42,15 +41,6 @@ def require_free(path: Path, *, force: bool, flag: str = "--out") -> None:
     """Raise InputError if `path` exists and may not be overwritten."""
     if path.exists() and not force:
         raise InputError(f"{path} exists: choose another {flag}, or --force")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise InputError, which names the path, for an OSError of the block."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {reason_of(error)}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -134,10 +124,12 @@ class RunWriter:
             require_free(folder / name, force=force)
         self._folder = folder
         self._facts = dict(facts)
-        with writing(folder):
+        try:
             for name in (RUN_FILE, RECORD_FILE):
                 (folder / name).unlink(missing_ok=True)
             self._turns = RowFile(folder / TURNS_FILE)
+        except OSError as error:
+            raise InputError(f"{folder} cannot be written: {reason_of(error)}") from error
 
     def add_turn(self, job: JobOutcome, turn: TurnOutcome, *, is_last: bool) -> None:
         """Write a row; a job's last row says how the job ended. `job` need not hold the turn."""

@@ -62,16 +62,8 @@ def test_a_page_is_read() -> None:
         cached_tokens=1120,
     )
     assert parse_block_pool(STOCK_PAGE) == BlockPool(block_size=32, num_blocks=727)
-
-
-def test_held_blocks_follow_from_the_usage() -> None:
-    """Blocks in use are computed for each engine from usage = 1 - free / (blocks - 1)."""
-    page = PAGE.replace(
-        'vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.0',
-        f'vllm:kv_cache_usage_perc{{engine="0",model_name="demo"}} {25 / 727}\n'
-        f'vllm:kv_cache_usage_perc{{engine="1",model_name="demo"}} {7 / 727}',
-    )
-    assert parse_snapshot(page).held_blocks(BlockPool(32, 727)) == 32
+    two = Snapshot({"0": 25 / 727, "1": 7 / 727}, 0, 0, 0)
+    assert two.held_blocks(BlockPool(32, 727)) == 32
 
 
 def test_a_page_that_lacks_what_is_needed_says_so() -> None:

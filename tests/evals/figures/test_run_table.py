@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.figures import colours, in_order, saved
+from agentkv.evals.figures import saved
 from agentkv.evals.outcomes import RunOutcome
 from agentkv.evals.run_table import conditions, grouped, load_runs, table_of
 from tests.evals.made_runs import made_run, swept, write_runs
@@ -104,11 +104,3 @@ def test_savings_compare_runs_of_the_same_jobs() -> None:
     assert found == pytest.approx([100 * (1 - same / base), 100 * (1 - other / base)])
     with pytest.raises(InputError, match="needs runs of agentkv and of another policy"):
         saved(rows, "agentkv")
-
-
-def test_every_policy_keeps_its_colour_and_place() -> None:
-    """Known policies lead the legend, fcfs first; the others follow by name."""
-    known = ["fcfs", "continuum", "continuum:released", "context_serve", "agentkv", "fcfs+offload"]
-    assert len(set(colours(known).values())) == len(known)
-    assert colours(["zeta", "agentkv"])["agentkv"] == colours(known)["agentkv"]
-    assert in_order(["zeta", *reversed(known), "alpha", "fcfs"]) == [*known, "alpha", "zeta"]

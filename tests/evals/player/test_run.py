@@ -65,14 +65,6 @@ def play_all(
     return run, jobs, at_once
 
 
-def test_an_open_loop_starts_each_job_when_it_is_due() -> None:
-    """Jobs start at their times, even if the jobs before them still run."""
-    run, jobs, _ = play_all(workload(0.0, 0.1, 0.2), job_s=0.3)
-    assert [job.arrived_s for job in jobs] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
-    assert run.progress() == "3 of 3 arrived, 0 running, 3 done"
-    assert run.stopped_because is None
-
-
 def test_a_closed_loop_keeps_its_number_of_jobs_running() -> None:
     """Never more than two of five jobs run, and each of them is played."""
     _, jobs, at_once = play_all(workload(*[0.0] * 5, concurrency=2), job_s=0.02)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
 
-from agentkv.evals.simulator.dram_tier import DramTier, PcieLink
+from agentkv.evals.simulator.dram_tier import DramTier
 from agentkv.evals.workload.plans import Workload
 from agentkv.policies import Policy, Turn
 
@@ -44,20 +43,6 @@ def test_a_block_on_its_way_to_the_tier_must_be_waited_for() -> None:
     assert (tier.num_held(["a0"]), tier.num_held(["a0", "a1"])) == (1, None)
     tier.arrived(["a1", "a2"])
     assert tier.num_held(["a0", "a1", "a3"]) == 2
-
-
-def test_loads_queue_on_the_link() -> None:
-    """Loads take their turn at the link's rate, and idle time is lost."""
-    link: PcieLink[str] = PcieLink(100.0)
-    link.start("a", 100, 0.0)
-    link.start("b", 200, 0.5)
-    assert link.next_done_s == 1.0
-    assert link.take_done(1.0) == ["a"]
-    assert link.next_done_s == 3.0
-    assert link.take_done(3.5) == ["b"]
-    link.start("c", 100, 10.0)
-    assert link.next_done_s == 11.0
-    assert (link.take_done(20.0), link.next_done_s) == (["c"], math.inf)
 
 
 def two_jobs_that_evict_each_other() -> Workload:
