@@ -70,7 +70,7 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
             is_cut = bool(last.strip())
             places = ((f"{source}: line {number}", line) for number, line in enumerate(lines, 1))
             rows = [json_object(place, line) for place, line in places if line.strip()]
-    about = next((row for row in rows if row.get("event") == SERVER), about)
+    about = next((row for row in reversed(rows) if row.get("event") == SERVER), about)
     try:
         jobs = _jobs_of(row for row in rows if row.get("event") != SERVER)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

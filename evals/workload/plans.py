@@ -105,11 +105,6 @@ class JobPlan:
             longest = max(longest, context_tokens)
         return longest
 
-    @property
-    def tool_s(self) -> float:
-        """Seconds spent in tools, all turns together."""
-        return sum(plan.tool_s for plan in self.turns)
-
 
 def with_children(jobs: Iterable[JobPlan]) -> Iterator[JobPlan]:
     """These jobs and all that their turns start, a parent before its children."""

@@ -93,7 +93,7 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
     assert [job.arrival_s / 2 for job in slow] == pytest.approx([job.arrival_s for job in fast])
     whole, half = make().jobs[0], make(token_scale=0.5).jobs[0]
     assert half.context_tokens == pytest.approx(whole.context_tokens / 2, abs=8)
-    assert half.tool_s == whole.tool_s
+    assert [turn.tool_s for turn in half.turns] == [turn.tool_s for turn in whole.turns]
 
 
 @pytest.mark.parametrize(
