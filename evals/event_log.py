@@ -82,7 +82,7 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
 
 
 def _jobs_of(rows: Iterable[Mapping[str, Any]]) -> list[JobView]:
-    """The jobs; those of several clients that use one id are told apart by the client."""
+    """The jobs; those of several clients with one id are named by the client, too."""
     events: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         events[row["job_id"], row.get("client"), row.get("engine")].append(row)

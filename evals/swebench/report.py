@@ -1,4 +1,4 @@
-"""Compares graded runs, a line each: resolved instances beside completion times and cache."""
+"""Compares graded runs, a line each: resolved instances next to completion times and cache."""
 
 from __future__ import annotations
 
