@@ -56,6 +56,7 @@ def read_record(source: str, *, api_key: str | None = None, near: str | None = N
     server without an answer.
     """
     is_cut = False
+    about: Mapping[str, Any]
     if source.startswith(("http://", "https://")):
         headers = routing_headers(near)
         server = ServerAPI(source, api_key=api_key, headers=headers, timeout_s=COMMAND_TIMEOUT_S)

@@ -46,7 +46,8 @@ class JobAgent(ProgressTrackingAgent):
         super().__init__(*args, **kwargs)
         self._job: Job[Any] | None = None
         self._turns: list[dict[str, Any]] = []
-        self._facts = {"job_id": f"{self.instance_id}.{run_id}", "turns": self._turns}
+        job_id = f"{self.instance_id}.{run_id}"
+        self._facts: dict[str, Any] = {"job_id": job_id, "turns": self._turns}
 
     def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
         """Run the loop as one job, which the server frees when it ends."""
