@@ -29,7 +29,6 @@ from agentkv.watchers import EventStream
 from .background import BackgroundWorker
 from .conversations import (
     GAPS_KEPT,
-    MIN_GAPS,
     MIN_JOBS,
     OpenTurn,
     OpenTurns,
@@ -66,8 +65,6 @@ MAX_SEARCHES = 64
 """New jobs whose parents are looked for at a time."""
 READING_S = 0.05
 """Seconds after which it is looked again whether a reply has been read."""
-USUAL_SHARE = 0.9
-"""A silence is longer than usual if it is longer than this share of the client's silences."""
 
 
 def inferred_id(request_id: str, client: str = "") -> JobKey:
@@ -309,25 +306,13 @@ class Silences:
                 self._by_client.popitem(last=False)
         known.observe(seconds)
 
-    def usual_s(self, client: str) -> float:
-        """What USUAL_SHARE of those that ended did not outlast; infinite while few are known."""
-        known = self._by_client.get(client)
-        if known is None or len(known) < MIN_GAPS:
-            return math.inf
-        return known.quantile_s(USUAL_SHARE * known.share_at_most(GRACE_S))
-
 
 class ParentInference:
-    """Finds the job that waits for a new one whose client names no parent.
+    """Finds the job that waits for a new one whose client names no parent: one of the same client
+    that has ended a turn less than GRACE_S before, with a call of a tool that starts an agent."""
 
-    A parent of the same client has ended a turn less than GRACE_S before, and is silent until its
-    sub-agent ends. So is a job whose tool runs: its reply must have called a tool that starts an
-    agent, or, where no call can be read in it, its silence must outlast the usual ones.
-    """
-
-    def __init__(self, jobs: JobTable, silences: Silences, clock: Callable[[], float]) -> None:
+    def __init__(self, jobs: JobTable, clock: Callable[[], float]) -> None:
         self._jobs = jobs
-        self._silences = silences
         self._clock = clock
         self._searches: dict[str, tuple[Turn, list[tuple[Job, int]]]] = {}
         """By request: a first turn, and the jobs that may wait for it, each with its turns."""
@@ -347,34 +332,23 @@ class ParentInference:
                 del self._searches[next(iter(self._searches))]
 
     def found(self) -> Iterator[tuple[Turn, Job]]:
-        """First turns whose parents are known now, with these. O(MAX_SEARCHES)."""
-        now_s = self._clock()
+        """First turns whose parents are known now, with these. A search goes on while a reply is
+        being read. O(MAX_SEARCHES)."""
         self.next_s = math.inf
         for request_id, (turn, parents) in list(self._searches.items()):
-            parents[:] = [each for each in parents if self._is_still_silent(*each)]
-            times_s = [(self._overdue_s(job), job) for job, _ in parents]
-            due_s, parent = min(times_s, default=(math.inf, None), key=lambda each: each[0])
-            is_over = self._jobs.get(turn.job.job_id) is not turn.job
-            if not parents or is_over or turn.job.lender is not None:
-                del self._searches[request_id]
-            elif parent is not None and due_s <= now_s:
-                del self._searches[request_id]
+            still = [job for job, num_turns in parents if self._is_still_silent(job, num_turns)]
+            parent = next((job for job in still if AGENT_TOOL.search(job.tool or "")), None)
+            is_open = self._jobs.get(turn.job.job_id) is turn.job and turn.job.lender is None
+            if is_open and parent is None and any(job.awaited is not None for job in still):
+                self.next_s = self._clock() + READING_S
+                continue
+            del self._searches[request_id]
+            if is_open and parent is not None:
                 yield turn, parent
-            else:
-                self.next_s = min(self.next_s, due_s)
 
     def _is_still_silent(self, job: Job, num_turns: int) -> bool:
         is_kept = self._jobs.get(job.job_id) is job and not (job.live or job.is_released)
         return is_kept and job.num_turns == num_turns
-
-    def _overdue_s(self, job: Job) -> float:
-        """From when on a silent job waits for a sub-agent; infinite if it waits for a tool."""
-        finished_s = job.finished_s or 0.0
-        if job.awaited is not None:
-            return self._clock() + READING_S
-        if runs_tool(job):
-            return finished_s if AGENT_TOOL.search(job.tool or "") else math.inf
-        return finished_s + self._silences.usual_s(job.client)
 
 
 def runs_tool(job: Job) -> bool:

@@ -74,7 +74,7 @@ class RetentionManager:
         self.admission = AdmissionController(host, policy, self.jobs, self.pins, self.costs, stream)
         self.inference = JobInference(settings, worker, clock, pool.block_tokens, self.jobs, stream)
         self.silences = Silences()
-        self.parents = ParentInference(self.jobs, self.silences, clock)
+        self.parents = ParentInference(self.jobs, clock)
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
         )
