@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agentkv.durations import Prediction
+from agentkv.durations.prediction import prediction
 from agentkv.durations.ttl import TTL
 from agentkv.durations.windows import DurationWindow
 from agentkv.events import Inferred
@@ -52,6 +53,10 @@ GRACE_S = 10.0
 over 9 in 10 of recorded coding agents' tools, and 4% of people (arXiv 2402.01869, table 1)."""
 SILENCE_S = 60.0
 """Seconds without a next turn that end a job whose tool calls cannot be read."""
+FIRST_SILENCE_S = 2.0
+"""A silence of which nothing is known. Source: Continuum's TTL at a cold start."""
+USUAL_SHARE = 0.8
+"""A silence is usual if it is no longer than this share of those that ended."""
 OVER_S = 3_600.0
 """The silence of a job that is over: longer than any pin."""
 AGENT_TOOL = re.compile(
@@ -261,25 +266,38 @@ class JobInference:
                     self.turns.put(turn, now_s, is_of_job=False)
 
 
+class SilenceWindow(DurationWindow):
+    """A client's last silences, of which none is expected to end once it is longer than usual."""
+
+    def p_over(self, seconds: float) -> float:
+        usual_s = self.quantile_s(USUAL_SHARE * self.share_at_most(GRACE_S))
+        return super().p_over(min(seconds, usual_s))
+
+
 class Silences:
     """Learns how long each client's jobs are silent after replies without a readable call.
 
     Counts jobs that their clients name. One that has not gone on after GRACE_S counts as over, with
-    OVER_S.
+    OVER_S. While fewer than MIN_GAPS of a client are known, FIRST_SILENCE_S is expected.
     """
 
     def __init__(self) -> None:
-        self._by_client: OrderedDict[str, DurationWindow] = OrderedDict()
+        self._by_client: OrderedDict[str, SilenceWindow] = OrderedDict()
         self._open: OrderedDict[str, Job] = OrderedDict()
         """Jobs that are silent, in the order in which they fell silent."""
+        first = SilenceWindow(1)
+        first.observe(FIRST_SILENCE_S)
+        explanation = "Too few silences of the client's jobs are known."
+        self._first = prediction("uncertain", first, 0.0, "default", explanation)
 
-    def began(self, job: Job, now_s: float) -> Prediction | None:
-        """A turn of the job has ended; returns when it goes on, None while too little is known."""
+    def began(self, job: Job, now_s: float) -> Prediction:
+        """A turn of the job has ended; returns when it goes on."""
         self._open[job.job_id] = job
         self._open.move_to_end(job.job_id)
         self._count_overdue(now_s)
         known = self._by_client.get(job.client)
-        return None if known is None else next_turn_by(known, "silences of the client's jobs")
+        learned = known and next_turn_by(known, "silences of the client's jobs")
+        return learned or self._first
 
     def ended(self, job: Job, now_s: float) -> None:
         """A turn of the job has arrived."""
@@ -301,7 +319,7 @@ class Silences:
             return
         known = self._by_client.get(job.client)
         if known is None:
-            known = self._by_client[job.client] = DurationWindow(GAPS_KEPT)
+            known = self._by_client[job.client] = SilenceWindow(GAPS_KEPT)
             if len(self._by_client) > MAX_KINDS:
                 self._by_client.popitem(last=False)
         known.observe(seconds)
