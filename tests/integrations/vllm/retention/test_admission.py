@@ -69,7 +69,12 @@ def test_a_group_is_let_in_together(are_siblings: bool) -> None:
 def test_a_shared_prompt_counts_once_for_jobs_that_wait_for_their_tools() -> None:
     """Once their turns have ended, all of them know what they share, the first one included; the
     last one that is left counts in full again."""
-    engine = Engine(num_blocks=300, max_num_batched_tokens=2048, policy="agentkv")
+    engine = Engine(
+        num_blocks=300,
+        max_num_batched_tokens=2048,
+        policy="agentkv",
+        prefill_reload_s=[0.0, 0.001, 0.0],
+    )
     new_jobs(engine, 3, num_shared=40, max_tokens=8)
     engine.run()
     jobs = engine.retention.jobs
@@ -304,7 +309,8 @@ def test_a_parent_is_held_for_as_long_again_when_its_sub_agent_goes_on() -> None
     engine = Engine(policy="agentkv", num_blocks=400, prefill_reload_s=[0.0, 0.001, 0.0])
     engine.turn(prompt_of(64, salt=1), job_id="parent", reply=GOES_ON)
     pin = engine.retention.pins.get("parent")
-    hold_s = pin.expires_s - pin.pinned_s
+    engine.turn(prompt_of(64, salt=8), job_id="sub", parent_job_id="parent")
+    hold_s = pin.expires_s - engine.clock()
     for salt in range(3):
         engine.wait(0.9 * hold_s)
         engine.turn(prompt_of(64, salt=9 + salt), job_id=f"sub-{salt}", parent_job_id="parent")

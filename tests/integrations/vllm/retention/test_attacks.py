@@ -191,7 +191,7 @@ def idle_pool(**settings: Any) -> tuple[Engine, str]:
     }
     engine = Engine(policy="agentkv", **{**given, **settings})
     for salt in range(9):
-        engine.turn(prompt_of(16 * 12, salt=salt), job_id=f"idle-{salt}")
+        engine.turn(prompt_of(16 * 12, salt=salt), job_id=f"idle-{salt}", reply="```bash\ndate\n```")
     engine.add(prompt_of(32, salt=70), max_tokens=2000)
     engine.step()
     assert len(engine.pinned) == 9
@@ -259,7 +259,7 @@ def test_sub_agents_one_after_the_other_all_have_their_parents_place() -> None:
 def test_a_flood_of_jobs_of_one_turn_pushes_out_no_other(is_pinned: bool) -> None:
     """Beyond `max_jobs` those with one turn and no pin are forgotten first."""
     engine = Engine(
-        policy="agentkv", num_blocks=257, max_jobs=20, prefill_reload_s=[0.0, 1e-9, 0.0]
+        policy="agentkv", num_blocks=257, max_jobs=20, prefill_reload_s=[0.0, 1e-3, 0.0]
     )
     history = engine.turn(prompt_of(64, salt=1), job_id="old")
     if not is_pinned:
