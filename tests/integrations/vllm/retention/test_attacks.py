@@ -191,7 +191,9 @@ def idle_pool(**settings: Any) -> tuple[Engine, str]:
     }
     engine = Engine(policy="agentkv", **{**given, **settings})
     for salt in range(9):
-        engine.turn(prompt_of(16 * 12, salt=salt), job_id=f"idle-{salt}", reply="```bash\ndate\n```")
+        engine.turn(
+            prompt_of(16 * 12, salt=salt), job_id=f"idle-{salt}", reply="```bash\ndate\n```"
+        )
     engine.add(prompt_of(32, salt=70), max_tokens=2000)
     engine.step()
     assert len(engine.pinned) == 9
