@@ -10,7 +10,7 @@ import importlib
 import io
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 
 from agentkv.errors import AgentKVError, how_to_install, not_among, reason_of
 from agentkv.visible import VisibleStream
@@ -53,21 +53,9 @@ PAINTERS = frozenset({"serve", "run", "swebench"})
 """Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 
-GROUPS = {
-    "serve": ("serve", "run", "doctor", "verify-pin"),
-    "watch": ("explain", "record"),
-    "measure": ("bench", "simulate", "replay", "plot", "swebench"),
-}
-"""The verbs as `agentkv --help` lists them."""
-
-
 def usage() -> str:
-    lines = ["usage: agentkv COMMAND [options]"]
-    for group, names in GROUPS.items():
-        lines += ["", f"{group}:"]
-        lines += [f"  {name:12} {COMMANDS[name][2]}" for name in names]
-    lines += ["", "COMMAND --help: more; --print-completion bash: for your shell"]
-    return "\n".join(lines)
+    lines = [f"  {name:12} {about}" for name, (_, _, about) in COMMANDS.items()]
+    return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,8 +93,6 @@ def _run(argv: list[str]) -> int:
 
         print(f"agentkv {__version__}")
         return 0
-    if argv and argv[0] == "--print-completion":
-        return _print_completion(argv[1:])
     if not argv or argv[0] not in COMMANDS:
         seen = f"unknown command: {not_among(argv[0], COMMANDS)}" if argv else "no command given"
         print(f"agentkv: {seen}" if argv else f"agentkv: {seen}\n{usage()}", file=sys.stderr)
@@ -122,35 +108,6 @@ def _run(argv: list[str]) -> int:
         seen = f"the package {error.name!r} is missing: {how_to_install(extras)}"
         print(f"agentkv {argv[0]}: {seen}", file=sys.stderr)
         return 1
-
-
-def _print_completion(argv: list[str]) -> int:
-    """Print a shell's script that completes commands, flags and values.
-
-    shtab writes it from the `_parser()` of the commands' modules; a command that has none, or whose
-    packages are missing, is completed by its name.
-    """
-    import argparse
-
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        print("agentkv --print-completion: run `pip install shtab`", file=sys.stderr)
-        return 1
-    if len(argv) != 1 or argv[0] not in shtab.SUPPORTED_SHELLS:
-        shells = ", ".join(shtab.SUPPORTED_SHELLS)
-        print(f"agentkv --print-completion: name one shell of {shells}", file=sys.stderr)
-        return 2
-    parser = argparse.ArgumentParser(prog="agentkv", description="")
-    commands = parser.add_subparsers()
-    for name, (module, _, about) in COMMANDS.items():
-        own = []
-        with suppress(ModuleNotFoundError):
-            make = getattr(importlib.import_module(f"agentkv.{module}"), "_parser", None)
-            own = [] if make is None else [make()]
-        commands.add_parser(name, help=about, parents=own, add_help=not own)
-    print(shtab.complete(parser, argv[0]))
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import agentkv
 from agentkv.client.patches import Method, Patch
-from agentkv.client.tagger import TaggedRequest, tagged
+from agentkv.client.tagger import TaggedRequest, turn_of
 
 
 def a_request(original: Method, patch: Patch) -> Method:
@@ -26,7 +26,7 @@ def a_request(original: Method, patch: Patch) -> Method:
         twin = httpx.Request(
             request.method, request.url, headers=request.headers, content=request.body
         )
-        return tagged(job, None, twin), twin
+        return turn_of(job, None, twin), twin
 
     def with_tags(request: Any, twin: Any) -> Any:
         own = {name.lower() for name, _ in request.headers}

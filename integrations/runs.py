@@ -67,7 +67,7 @@ class _Active(AbstractContextManager[None]):
             _tool_of.reset(self._token)
             self._jobs.__exit__(None, None, None)
         except ValueError:
-            context.leave()
+            context.innermost.set(agentkv.current_job())
 
 
 class AgentRun(Scope):

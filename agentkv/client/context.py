@@ -8,6 +8,7 @@ A session with a client has the requests of that one httpx client tagged while i
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -18,18 +19,18 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 from agentkv.client.job import Job
-from agentkv.client.patches import Method, Patch, Replacement
+from agentkv.client.patches import Method, Patch, replace
 from agentkv.client.tagger import FindJob, tagging
 
 ClientT = TypeVar("ClientT")
 
-_innermost: ContextVar[Job[Any] | None] = ContextVar("agentkv_job", default=None)
+innermost: ContextVar[Job[Any] | None] = ContextVar("agentkv_job", default=None)
 """The job entered last, over or not; `enclosing` leads outwards from it."""
 
 
 def current_job() -> Job[Any] | None:
     """The job of the innermost session that this thread or task is in; None outside of any."""
-    job = _innermost.get()
+    job = innermost.get()
     while job is not None and job.is_over:
         job = job.enclosing
     return job
@@ -37,89 +38,64 @@ def current_job() -> Job[Any] | None:
 
 def job_covering(client: object) -> Job[Any] | None:
     """The innermost live job whose session covers this httpx client, or was entered without one."""
-    job = _innermost.get()
+    job = innermost.get()
     while job is not None and (job.is_over or job.covered_client not in (None, client)):
         job = job.enclosing
     return job
 
 
-def innermost_of(jobs: list[Job[Any]]) -> Job[Any] | None:
-    """The innermost of these jobs that this thread or task has entered; None if it has none."""
-    job = _innermost.get()
-    while job is not None and job not in jobs:
-        job = job.enclosing
-    return job
-
-
-def enter(job: Job[Any]) -> None:
-    """Make a job current until `leave`."""
-    _innermost.set(job)
-
-
-def leave() -> None:
-    """Make the innermost job that is not over current again."""
-    _innermost.set(current_job())
-
-
 @contextmanager
 def job_made_current(job: Job[Any] | None) -> Iterator[None]:
     """Make a job, or none, current for a block of code that runs in one thread or task."""
-    token = _innermost.set(job)
+    token = innermost.set(job)
     try:
         yield
     finally:
-        _innermost.reset(token)
+        innermost.reset(token)
 
 
 # Threads. Only our own variable is carried over: copying the whole context would change what other
 # libraries see (decimal's precision is in there too).
 
 
-def _inheriting_start(original: Method, patch: Patch) -> Method:
+def _noting_the_job(original: Method, patch: Patch) -> Method:
     @functools.wraps(original)
-    def start(self: threading.Thread) -> None:
-        job = current_job() if patch.is_active else None
-        if job is None or "_bootstrap_inner" in vars(self):
-            original(self)
-            return
-        # the first method that the thread calls: `run` may be the user's own
-        vars(self)["_bootstrap_inner"] = functools.partial(_run_in_job, self, job)
-        try:
-            original(self)
-        except BaseException:  # no free thread: the caller may start this one again later
-            vars(self).pop("_bootstrap_inner", None)
-            raise
+    def start(thread: threading.Thread) -> None:
+        vars(thread)["_agentkv_job"] = current_job() if patch.is_active else None
+        original(thread)
 
     return start
 
 
-def _run_in_job(thread: Any, job: Job[Any]) -> None:
-    vars(thread).pop("_bootstrap_inner", None)
-    enter(job)
-    thread._bootstrap_inner()
+def _entering_the_job(original: Method, patch: Patch) -> Method:
+    @functools.wraps(original)
+    def bootstrap(thread: threading.Thread) -> None:
+        job = vars(thread).pop("_agentkv_job", None)
+        if job is not None:
+            innermost.set(job)
+        original(thread)
+
+    return bootstrap
 
 
 def _inheriting_submit(original: Callable[..., Future[Any]], patch: Patch) -> Method:
     @functools.wraps(original)
     def submit(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+        pool: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         job = current_job() if patch.is_active else None
         if job is None:
-            return original(self, fn, *args, **kwargs)
+            return original(pool, fn, *args, **kwargs)
         with job_made_current(None):  # the pool's thread outlives the job, serves others
-            return original(self, _call_in_job, job, fn, *args, **kwargs)
+            return original(pool, job_made_current(job)(fn), *args, **kwargs)
 
     return submit
 
 
-def _call_in_job(job: Job[Any], fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with job_made_current(job):
-        return fn(*args, **kwargs)
-
-
 THREAD_PATCHES = (
-    Patch("threading:Thread.start", _inheriting_start),
+    Patch("threading:Thread.start", _noting_the_job),
+    # the first method that a new thread calls: `run` may be the user's own
+    Patch("threading:Thread._bootstrap_inner", _entering_the_job),
     Patch("concurrent.futures.thread:ThreadPoolExecutor.submit", _inheriting_submit),
 )
 """Carry the current job into new threads and into work for thread pools."""
@@ -152,43 +128,41 @@ def http_client_of(client: object) -> Any:
 
     Raises TypeError if it has none.
     """
-    if isinstance(client, type):
-        raise TypeError(
-            f"session(client): got the class {client.__name__}, allowed is a client made of it: "
-            f"session({client.__name__}(...))"
-        )
+    libraries = filter(None, map(sys.modules.get, HTTP_LIBRARIES))
+    kinds = tuple(kind for each in libraries for kind in (each.Client, each.AsyncClient))
     for candidate in (client, getattr(client, "_client", None)):
-        for library in filter(None, map(sys.modules.get, HTTP_LIBRARIES)):
-            if isinstance(candidate, (library.Client, library.AsyncClient)):
-                return candidate
+        if isinstance(candidate, kinds):
+            return candidate
+    kind = f"the class {client.__name__}" if isinstance(client, type) else type(client).__name__
     raise TypeError(
-        f"session(client): got {type(client).__name__}, allowed is an OpenAI or Anthropic client, "
-        "or one of httpx (or none: then all of them are covered; other libraries send job.headers)"
+        f"session(client): got {kind}, allowed is an OpenAI or Anthropic client, or one of httpx "
+        "(or none: then all of them are covered; other libraries send job.headers)"
     )
 
 
 def _tagging_one(http_client: Any, find_job: FindJob) -> Method:
-    """The `send` of one httpx client, perhaps replaced by others, with its requests tagged."""
-    send, is_async = http_client.send, hasattr(http_client, "aclose")
-    tagged_send = tagging(
-        lambda _, *args, **options: send(*args, **options), find_job, is_async=is_async
-    )
-    return functools.partial(tagged_send, http_client)
+    """Its `send` as it is now, be it of its class or a tracer's replacement, with our tags."""
+    send = http_client.send
+
+    def send_of_client(_: Any, *args: Any, **options: Any) -> Any:
+        return send(*args, **options)
+
+    tagged = tagging(send_of_client, find_job, is_async=hasattr(http_client, "aclose"))
+    return functools.partial(tagged, http_client)
 
 
 _lock = threading.Lock()
-_covered: dict[int, tuple[Replacement, int]] = {}
-"""The replaced `send` of each covered httpx client, by its id, and its number of sessions."""
+_covered: dict[int, tuple[Callable[[], bool], int]] = {}
+"""What undoes the replaced `send` of each covered httpx client, by its id, and its sessions."""
 
 
 def cover(http_client: Any) -> None:
     """Make the requests of one httpx client turns until `uncover`."""
     with _lock:
-        replacement, num_sessions = _covered.get(id(http_client), (None, 0))
-        if replacement is None:
-            tagged_send = _tagging_one(http_client, job_covering)
-            replacement = Replacement(http_client, "send", tagged_send)
-        _covered[id(http_client)] = replacement, num_sessions + 1
+        undo, num_sessions = _covered.get(id(http_client), (None, 0))
+        if undo is None:
+            undo = replace(http_client, "send", _tagging_one(http_client, job_covering))
+        _covered[id(http_client)] = undo, num_sessions + 1
 
 
 def uncover(http_client: Any) -> None:
@@ -197,33 +171,34 @@ def uncover(http_client: Any) -> None:
     A `send` that others have put on top of ours stays; ours, below it, finds no job.
     """
     with _lock:
-        replacement, num_sessions = _covered.pop(id(http_client))
+        undo, num_sessions = _covered.pop(id(http_client))
         if num_sessions > 1:
-            _covered[id(http_client)] = replacement, num_sessions - 1
+            _covered[id(http_client)] = undo, num_sessions - 1
         else:
-            replacement.undo()
+            undo()
 
 
 def bound(client: ClientT, job: Job[Any]) -> ClientT:
     """A copy of a client, over the same connections, whose requests are turns of this job."""
     http_client: Any = job.covered_client
-    twin = _copy_of(http_client, _lent(cast(Any, type(http_client))))
-    vars(twin)["_agentkv_owner"] = http_client
-    vars(twin)["send"] = _tagging_one(http_client, lambda _: None if job.is_over else job)
+    twin = _copy_of(http_client)
+    twin.__class__ = _lent(type(http_client))
+    twin._agentkv_owner = http_client
+    twin.send = _tagging_one(http_client, lambda _: None if job.is_over else job)
     if client is http_client:
         return cast(ClientT, twin)
-    copy = _copy_of(client, type(client))
-    vars(copy)["_client"] = twin
-    return cast(ClientT, copy)
+    bound_client = _copy_of(client)
+    bound_client._client = twin
+    return cast(ClientT, bound_client)
 
 
-def _copy_of(client: Any, kind: Any) -> Any:
+def _copy_of(client: Any) -> Any:
     """A copy made without calling a constructor."""
-    twin = kind.__new__(kind)
-    for name, value in vars(client).items():
+    twin = copy.copy(client)
+    for name in [*vars(twin)]:
         # client.chat and the like are cached, and refer to the client they were made for
-        if not isinstance(getattr(type(client), name, None), functools.cached_property):
-            vars(twin)[name] = value
+        if isinstance(getattr(type(client), name, None), functools.cached_property):
+            delattr(twin, name)
     return twin
 
 

@@ -5,13 +5,13 @@ A session makes it and ends it; `tagger` opens a turn of it for each request. It
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from agentkv.client.patches import harmless
@@ -19,14 +19,10 @@ from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count, 
 from agentkv.tool_calls import ToolCall
 from agentkv.tracing import JobTrace, RequestShape, Span
 
-logger = logging.getLogger(__name__)
-
 ClientT = TypeVar("ClientT")
 
 SUMMARY_S = 1.0
 """Longest time for which a summary waits for what servers say of a job that is over."""
-MIN_HINT_TOKENS = 512
-"""Fewer tokens lost in a job are not worth a hint."""
 MAX_FAILED = 64
 """Failed turns that are remembered for their retries."""
 TOKEN_COUNTS = (
@@ -109,7 +105,6 @@ class Job(Generic[ClientT]):
     on_missing_server: str = "warn"
     expected_turns: int | None = None
     affinity: str | None = None
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.client: ClientT = cast(Any, None)
@@ -127,7 +122,6 @@ class Job(Generic[ClientT]):
         self._counts: Counter[str] = Counter()
         self._llm_s = self._tool_s = 0.0
         self._tokens: dict[str, Mapping[str, int]] = {}
-        self._has_hinted = False
         self._num_turns = 0  # answered or under way
         self._max_turns: int | None = None
         self._is_last_step = False
@@ -146,7 +140,12 @@ class Job(Generic[ClientT]):
         The server numbers such turns. Name it by `session(server=...)`, so that it hears of the
         job's tools and its end.
         """
-        return self._tags().as_headers() | self.routing_headers
+        tags = Tags(
+            job_id=self.job_id,
+            parent_job_id=self.parent_job_id,
+            expected_turns=self.expected_turns,
+        )
+        return tags.as_headers() | self.routing_headers
 
     def last_step(self) -> None:
         """Declare the next request the last of this job: the server frees it with the reply."""
@@ -195,20 +194,28 @@ class Job(Generic[ClientT]):
         request: what is the same in a retry. A failed turn's number is for its retry alone: the
         server takes a repeated number for one. describe: called where spans are wanted.
         """
-        shape = describe() if self.trace is not None and describe is not None else None
         with self._lock:
             retried = next((turn for turn in self._failed if turn.request == request), None)
             if retried is not None:
                 self._failed.remove(retried)
-                number = retried.number
             else:
-                number = self.last_turn = (self.last_turn or 0) + 1
+                self.last_turn = (self.last_turn or 0) + 1
             self._num_turns += 1
             is_last_step = self._is_last_step or self._num_turns == self._max_turns
-            turn = TaggedTurn(self, number, request, is_last_step, self._longest_tool, self.clock())
+            last_tool_s, last_tool = self._longest_tool or (None, None)
+            tags = Tags(
+                job_id=self.job_id,
+                is_last_step=is_last_step or None,
+                parent_job_id=self.parent_job_id,
+                turn=self.last_turn if retried is None else retried.tags.turn,
+                expected_turns=self.expected_turns,
+                last_tool=last_tool,
+                last_tool_s=last_tool_s,
+            )
             self._is_last_step, self._longest_tool = False, None
-        if self.trace is not None and shape is not None:
-            turn.span = self.trace.turn(number, shape)
+        turn = TaggedTurn(self, request, tags)
+        if self.trace is not None and describe is not None:
+            turn.span = self.trace.turn(tags.turn or 0, describe())
         return turn
 
     def end_turn(self, turn: TaggedTurn, *, is_answered: bool) -> None:
@@ -216,13 +223,14 @@ class Job(Generic[ClientT]):
         with self._lock:
             if is_answered:
                 self._counts["turns"] += 1
-                self._llm_s += self.clock() - turn.started_at_s
+                self._llm_s += time.monotonic() - turn.started_at_s
             else:
                 self._counts["failed_calls"] += 1
                 self._num_turns -= 1
                 self._failed.append(turn)
-                self._is_last_step = self._is_last_step or turn.is_last_step
-                self._note_tool(turn.last_tool)
+                self._is_last_step = self._is_last_step or bool(turn.tags.is_last_step)
+                if turn.tags.last_tool is not None:
+                    self._note_tool(turn.tags.last_tool, turn.tags.last_tool_s or 0.0)
         if is_answered and self.is_over:  # this turn was pinned after the job's release
             self.release()
 
@@ -231,39 +239,16 @@ class Job(Generic[ClientT]):
         with self._lock:
             self._counts["tool_calls"] += 1
             self._tool_s += duration_s
-            self._note_tool((duration_s, text))
+            self._note_tool(text, duration_s)
 
-    def _note_tool(self, tool: tuple[float, str] | None) -> None:
-        self._longest_tool = max(filter(None, (self._longest_tool, tool)), default=None)
+    def _note_tool(self, text: str, duration_s: float) -> None:
+        self._longest_tool = max(self._longest_tool or (0.0, ""), (duration_s, text))
 
-    def _tags(self, **of_turn: Any) -> Tags:
-        return Tags(
-            job_id=self.job_id,
-            parent_job_id=self.parent_job_id,
-            expected_turns=self.expected_turns,
-            **of_turn,
-        )
-
-    def note_answer(self, server: str, answer: object) -> None:
-        """Note what a server says of the job's tokens; an answer of another form says nothing.
-
-        Once a job it logs a hint, if more than half of the tokens that should have been in the
-        cache were not because the prompt had changed.
-        """
-        try:
-            said: Any = answer["tokens"]  # type: ignore[index]
+    def note_answer(self, server: str, answer: Any) -> None:
+        """Note what a server says of the job's tokens; an answer of another form says nothing."""
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            said = answer["tokens"]
             self._tokens[server] = {name: int(said[name]) for name in TOKEN_COUNTS}
-            expected, diverged = said["expected_tokens"], said["recomputed_tokens"]["diverged"]
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return
-        if diverged >= MIN_HINT_TOKENS and 2 * diverged > expected and not self._has_hinted:
-            self._has_hinted = True
-            logger.warning(
-                "agentkv: %d of the %d tokens that job %s should have found in the server's cache "
-                "were computed again, because its prompts do not repeat the turn before. "
-                "`agentkv explain` shows where they differ.",
-                *(diverged, expected, self.job_id),
-            )
 
     def end(self, error: object = None) -> None:
         """End the job: its servers free what they hold for it. Never waits."""
@@ -287,29 +272,16 @@ class TaggedTurn:
     """A request to a model that is under way; it ends once."""
 
     job: Job[Any]
-    number: int
     request: Hashable
-    is_last_step: bool
-    last_tool: tuple[float, str] | None
-    """The longest tool since the turn before: seconds, and its command or name."""
-    started_at_s: float
+    tags: Tags
+    started_at_s: float = field(default_factory=time.monotonic)
     span: Span | None = None
     is_over: bool = False
-
-    def tags(self) -> Tags:
-        """The tags of its request."""
-        last_tool_s, last_tool = self.last_tool or (None, None)
-        return self.job._tags(
-            is_last_step=self.is_last_step or None,
-            turn=self.number,
-            last_tool=last_tool,
-            last_tool_s=last_tool_s,
-        )
 
     def headers(self) -> dict[str, str]:
         """Its tags, and what routers and tracers read."""
         traced = {} if self.span is None else self.span.headers
-        return {**self.tags().as_headers(), **self.job.routing_headers, **traced}
+        return {**self.tags.as_headers(), **self.job.routing_headers, **traced}
 
     def leave(self) -> None:
         """What the thread or task does from now on is not part of it; it may end later."""

@@ -1,8 +1,8 @@
 """Replaces functions of other packages, visibly and reversibly.
 
-`context`, `clients` and the frameworks list patches; sessions and `instrument` install them,
-`instrumented` names those in place, `uninstrument` restores all. A module that is not imported yet
-is patched as soon as it is.
+`context` and the frameworks list patches; sessions and `instrument` install them, `instrumented`
+names those in place, `uninstrument` restores all. A module that is not imported yet is patched as
+soon as it is.
 """
 
 from __future__ import annotations
@@ -28,25 +28,23 @@ Method = Callable[..., Any]
 _lock = threading.RLock()
 
 
-class Replacement:
-    """A function in place of one of a module, a class or an object, until `undo`."""
+def replace(owner: Any, name: str, function: Any) -> Callable[[], bool]:
+    """Put a function in place of one of a module, a class or an object, and return what undoes it.
 
-    def __init__(self, owner: Any, name: str, function: Any) -> None:
-        self._owner = owner
-        self._name = name
-        self._function = function
-        self._own = vars(owner).get(name)  # None if a class lends it
-        setattr(owner, name, function)
+    That is False if other code has replaced ours meanwhile, which then stays below it.
+    """
+    own = vars(owner).get(name)  # None if a class lends it
+    setattr(owner, name, function)
 
-    def undo(self) -> bool:
-        """Put the original back; False if other code has replaced ours, which stays below it."""
-        if vars(self._owner).get(self._name) is not self._function:
-            return False
-        if self._own is None:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._own)
-        return True
+    def undo() -> bool:
+        is_ours = vars(owner).get(name) is function
+        if is_ours and own is None:
+            delattr(owner, name)
+        elif is_ours:
+            setattr(owner, name, own)
+        return is_ours
+
+    return undo
 
 
 class Patch:
@@ -63,7 +61,7 @@ class Patch:
         self.module, _, self._path = target.partition(":")
         self.is_active = False
         self._wrap = wrap
-        self._replacement: Replacement | None = None
+        self._undo: Callable[[], bool] | None = None
         self._is_absent = False
 
     def __str__(self) -> str:
@@ -73,26 +71,32 @@ class Patch:
     @property
     def is_in_place(self) -> bool:
         """True if the function is replaced, perhaps below a replacement by other code."""
-        return self.is_active and self._replacement is not None
+        return self.is_active and self._undo is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True until the module is imported."""
+        return self.is_active and self._undo is None and not self._is_absent
 
     def install(self) -> None:
         """Replace the function now, or once its module is imported; a second call does nothing.
 
         A module without the function is left as it is, with a warning.
         """
+        if self.is_in_place:
+            return
         with _lock:
             _patches[self.target] = self
             self.is_active = True
             module = sys.modules.get(self.module)
             # another thread may be importing it: the next session installs the patch then
-            if module is None or getattr(module.__spec__, "_initializing", False):
-                _import_watch.wait_for(self)
-            else:
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
                 self.install_in(module)
+            _import_watch.update()
 
     def install_in(self, module: ModuleType) -> None:
         """Replace the function in its module."""
-        if self._replacement is not None or self._is_absent:
+        if not self.is_waiting:
             return
         *outer, name = self._path.split(".")
         try:
@@ -106,15 +110,15 @@ class Patch:
             ours: Any = type(found)(self._wrap(found.__func__, self))
         else:
             ours = self._wrap(found, self)
-        self._replacement = Replacement(owner, name, ours)
+        self._undo = replace(owner, name, ours)
 
     def remove(self) -> None:
         """Restore the original, or deactivate the replacement where that is not possible."""
         with _lock:
             self.is_active = False
-            _import_watch.forget(self)
-            if self._replacement is not None and self._replacement.undo():
-                self._replacement = None
+            if self._undo is not None and self._undo():
+                self._undo = None
+            _import_watch.update()
 
 
 _patches: dict[str, Patch] = {}
@@ -167,54 +171,45 @@ def harmless(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
 
 
 class _ImportWatch(MetaPathFinder):
-    """Installs patches that wait for the import of a module, once that is imported.
+    """Stands in `sys.meta_path` while patches wait, and installs them behind a module's import.
 
     It finds no module itself: it takes what the other finders found, and adds to its loader.
     """
 
-    def __init__(self) -> None:
-        self._waiting: list[Patch] = []
-
-    def wait_for(self, patch: Patch) -> None:
-        """Install this patch once its module is imported."""
-        if patch not in self._waiting:
-            self._waiting.append(patch)
-        if self not in sys.meta_path:
+    def update(self) -> None:
+        """Stand there if a patch waits, and else no more."""
+        is_wanted = any(patch.is_waiting for patch in _patches.values())
+        if is_wanted and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-
-    def forget(self, patch: Patch) -> None:
-        """Wait no longer for the module of this patch."""
-        with suppress(ValueError):
-            self._waiting.remove(patch)
-        if not self._waiting and self in sys.meta_path:
+        elif not is_wanted and self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not any(patch.module == fullname for patch in self._waiting):
+        if not any(patch.module == fullname for patch in list(_patches.values())):
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = getattr(spec, "loader", None)
-        if hasattr(loader, "exec_module") and not isinstance(loader, type):
+        with suppress(AttributeError):  # a loader of another kind: the next session installs
             execute = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
                 self._install_in(module)
 
-            with suppress(AttributeError):  # a loader without attributes: the next session installs
-                loader.exec_module = exec_module
+            loader.exec_module = exec_module
         return spec
 
     @harmless("cannot follow a module")
     def _install_in(self, module: ModuleType) -> None:
         with _lock:
-            for patch in [each for each in self._waiting if each.module == module.__name__]:
-                self.forget(patch)
-                patch.install_in(module)
+            for patch in _patches.values():
+                if patch.module == module.__name__:
+                    patch.install_in(module)
+            self.update()
 
 
 _import_watch = _ImportWatch()

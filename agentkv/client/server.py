@@ -22,7 +22,7 @@ from urllib.parse import quote
 from agentkv.client import delivery
 from agentkv.client.job import Job
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
-from agentkv.protocol import WIRE_VERSION
+from agentkv.protocol import OUR_HEADERS, SESSION_HEADER, WIRE_VERSION
 from agentkv.visible import visible
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
+_OF_ONE_REQUEST = re.compile(
+    r"host|connection|accept.*|content-.*|transfer-encoding|user-agent|traceparent|tracestate"
+    rf"|x-stainless-.*|{OUR_HEADERS}.*|{SESSION_HEADER}",
+    re.IGNORECASE,
+)
+"""Headers of a request that calls of our own to the same server do not repeat."""
 
 
 class Server:
@@ -45,29 +51,26 @@ class Server:
         self._lock = threading.Lock()
         self._warned: set[str] = set()
 
-    def ask(self, get_info: Callable[[], Any], *, again: bool = False) -> None:
-        """Ask the server for the plugin, unless it is known to have it or not.
+    def check_plugin(self, send: Callable[[str, str], Any], *, again: bool = False) -> None:
+        """Raise AgentKVServerError unless the server has the plugin; it is asked until it says so.
 
-        again: also if it is known not to have it. Raises AgentKVServerError if it did not answer,
-        or refused the key.
+        again: also if it is known to lack it.
         """
         with self._lock:
-            if self.has_plugin or (self.has_plugin is False and not again):
-                return
-            try:
-                info = get_info()
-            except AgentKVServerError as error:
-                self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
-                if _may_have_plugin(error):
+            if self.has_plugin is None or (again and not self.has_plugin):
+                try:
+                    info = send("GET", "/info")
+                    version = info.get("wire_version") if isinstance(info, dict) else None
+                    if version != WIRE_VERSION:
+                        text = f"it speaks wire version {version!r}, this client {WIRE_VERSION}"
+                        raise AgentKVServerError(text)
+                    self.has_plugin = True
+                except AgentKVServerError as error:
+                    self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
+                    self.has_plugin = None if _may_have_plugin(error) else False
                     raise
-                self.has_plugin = False
-                return
-            version = info.get("wire_version") if isinstance(info, dict) else None
-            self.has_plugin = version == WIRE_VERSION
-            self.missing = None
-            if not self.has_plugin:
-                text = f"speaks agentkv wire version {version!r}, this client {WIRE_VERSION}"
-                self.missing = f"the server at {self.root_url} {text}"
+        if not self.has_plugin:
+            raise AgentKVServerError(str(self.missing))
 
     def warn_once(self, message: str, *values: object) -> None:
         """Warn, once a process, in these words; no password of a URL is in them."""
@@ -97,7 +100,7 @@ def server_at(url: str) -> Server:
 def forget_servers() -> None:
     """Forget what servers answered, so that each one is asked again (tests, or a redeployment)."""
     _servers.clear()
-    delivery.forget_failures()
+    delivery.sender.silent_until_s.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,7 @@ class Route:
 
     client: None where requests go by other libraries. If it is asynchronous or closed, connections
         of our own have its TLS settings.
-    headers: the keys, and what else a gateway wants.
+    headers: those of a request; its keys, and what else a gateway wants, go with each report.
     """
 
     job: Job[Any]
@@ -116,41 +119,30 @@ class Route:
 
     def require_plugin(self) -> None:
         """Raise AgentKVServerError if the server lacks the plugin."""
-        cause = None
         try:
-            self.server.ask(self._get_info, again=True)
+            self.server.check_plugin(self._send, again=True)
         except AgentKVServerError as error:
-            cause = error
-        if not self.server.has_plugin:
             text = f"{self.server.missing}; needed because of on_missing_server='raise'"
-            raise AgentKVServerError(text) from cause
+            raise AgentKVServerError(text) from error
 
     async def require_plugin_async(self) -> None:
         """The same for an event loop, which it does not hold up."""
-        if not self.server.has_plugin:
-            import anyio.to_thread  # httpx depends on it; the caller may run on trio
+        import anyio.to_thread  # httpx depends on it; the caller may run on trio
 
-            await anyio.to_thread.run_sync(self.require_plugin)
+        await anyio.to_thread.run_sync(self.require_plugin)
 
-    def tell(self, action: str, body: Mapping[str, object]) -> threading.Event | None:
+    def tell(self, action: str, body: Mapping[str, object]) -> threading.Event:
         """Post to one of the job's routes, "tool" or "release", in the background."""
-        if self.server.has_plugin is False:
-            self._note_missing()
-            return None
         report = delivery.Delivery(
             server=self.server.root_url,
             send=functools.partial(self._deliver, action, body),
             drop=functools.partial(self._drop, action),
-            is_release=action == "release",
         )
-        delivery.submit(report)
+        delivery.sender.submit(report)
         return report.is_done
 
     def _deliver(self, action: str, body: Mapping[str, object]) -> None:
-        self.server.ask(self._get_info)
-        if not self.server.has_plugin:
-            self._note_missing()
-            return
+        self.server.check_plugin(self._send)
         answer = None
         try:
             answer = self._send("POST", f"{job_path(self.job.job_id)}/{action}", body)
@@ -166,31 +158,32 @@ class Route:
             self.job.note_answer(self.server.root_url, answer)
 
     def _drop(self, action: str, reason: object) -> None:
-        if not self.server.has_plugin:
-            self._note_missing()
+        server = self.server
+        if server.has_plugin:
+            server.warn_once(
+                "agentkv dropped a %s for %s (%s); further drops are not reported. The agent is "
+                "not affected; the server frees the job when its TTL runs out.",
+                *(action, server.root_url, reason),
+            )
             return
-        self.server.warn_once(
-            "agentkv dropped a %s for %s (%s); further drops are not reported. The agent is not "
-            "affected; the server frees the job when its TTL runs out.",
-            *(action, self.server.root_url, reason),
-        )
-
-    def _note_missing(self) -> None:
-        self.job.no_tokens = self.server.missing
+        self.job.no_tokens = server.missing
         if self.job.on_missing_server == "warn":
             text = "agentkv: %s. Calls go out as ever, with headers that nobody reads there."
-            self.server.warn_once(text, self.server.missing)
-
-    def _get_info(self) -> Any:
-        return self._send("GET", "/info")
+            server.warn_once(text, server.missing or reason)
 
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         client = self.client
         if client is None or client.is_closed or hasattr(client, "aclose"):
             client = connections(os.getpid(), _tls_of(client))
         url = f"{self.server.root_url}/v1/agentkv{path}"
-        headers = {**self.headers, **self.job.routing_headers}
-        return send_request(method, url, body, headers=headers, client=client)
+        keys = {
+            name: text
+            for name, text in self.headers.items()
+            if isinstance(text, str) and not _OF_ONE_REQUEST.fullmatch(name)
+        }
+        return send_request(
+            method, url, body, headers=keys | self.job.routing_headers, client=client
+        )
 
 
 def _tls_of(client: Any) -> Any:

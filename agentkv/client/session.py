@@ -5,7 +5,6 @@ Users enter it; it makes the job, makes it current, has its requests tagged, and
 
 from __future__ import annotations
 
-import functools
 import inspect
 import uuid
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from weakref import WeakSet
 from agentkv.client import context, delivery
 from agentkv.client.job import Job
 from agentkv.client.server import Route, server_at
-from agentkv.client.tagger import keys_among
 from agentkv.protocol import parse_affinity, parse_tags
 from agentkv.tracing import open_trace
 
@@ -32,14 +30,6 @@ OnMissingServer = Literal["warn", "raise", "ignore"]
 
 _open_jobs: WeakSet[Job[Any]] = WeakSet()
 """Jobs whose session was never left, for example in a generator that was dropped half-way."""
-
-
-def _end_open_jobs() -> None:
-    for job in list(_open_jobs):
-        job.end()
-
-
-delivery.before_exit.append(_end_open_jobs)
 
 
 class Session(Generic[ClientT]):
@@ -67,8 +57,8 @@ class Session(Generic[ClientT]):
         send this job to its server. Without it a router places each job by itself.
 
     Leaving it, also by an exception, releases the job on the server, in the background. Raises
-    TagError for an id or number out of range, TypeError for a wrong client or server, ValueError
-    for another wrong argument.
+    TagError for an id or number out of range, TypeError for a wrong client, ValueError for another
+    wrong argument.
     """
 
     def __init__(
@@ -85,47 +75,37 @@ class Session(Generic[ClientT]):
         if on_missing_server not in get_args(OnMissingServer):
             allowed = ", ".join(map(repr, get_args(OnMissingServer)))
             raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
-        if not (server is None or isinstance(server, str) or hasattr(server, "scheme")):
-            raise TypeError(
-                f"session(server=): got {server!r:.80} ({type(server).__name__}), allowed is the "
-                "URL of a server, such as 'http://127.0.0.1:8000', or a client's base_url"
-            )
-        self._http_client = None if client is None else context.http_client_of(client)
         self._client = client
+        self._http_client = None if client is None else context.http_client_of(client)
         self._tags = parse_tags(
             {"job_id": job_id, "parent_job_id": parent_job_id, "expected_turns": expected_turns}
         )
-        self._new_job = functools.partial(
-            Job,
-            covered_client=self._http_client,
-            server_url=None if server is None else str(server),
-            on_missing_server=on_missing_server,
-            expected_turns=self._tags.expected_turns,
-            affinity=parse_affinity(affinity),
-        )
+        self._server_url = None if server is None else str(server)
+        self._on_missing_server = on_missing_server
+        self._affinity = parse_affinity(affinity)
         self._entered: list[Job[Any]] = []
 
     def __enter__(self) -> Job[ClientT]:
-        job = self._job()
-        route = self._route(job)
+        job, route = self._new_job()
         if route is not None and job.on_missing_server == "raise":
             route.require_plugin()
         return self._enter(job)
 
     async def __aenter__(self) -> Job[ClientT]:
-        job = self._job()
-        route = self._route(job)
+        job, route = self._new_job()
         if route is not None and job.on_missing_server == "raise":
             await route.require_plugin_async()
         return self._enter(job)
 
     def __exit__(self, *exc_info: object) -> None:
-        # None if it is left in another context than entered in, as an async generator may: any job
-        job = context.innermost_of(self._entered) or self._entered[-1]
+        # none of ours if it is left in another context than entered in, as by an async generator
+        job = context.innermost.get()
+        if job not in self._entered:
+            job = self._entered[-1]
         self._entered.remove(job)
         _open_jobs.discard(job)
         job.end(exc_info[1] if exc_info else None)
-        context.leave()
+        context.innermost.set(context.current_job())
         if self._http_client is not None:
             context.uncover(self._http_client)
 
@@ -146,26 +126,33 @@ class Session(Generic[ClientT]):
     def _recreate_cm(self) -> Self:  # what those decorators enter for each call
         return self
 
-    def _job(self) -> Job[ClientT]:
+    def _new_job(self) -> tuple[Job[ClientT], Route | None]:
+        """Another job, and its way to its server if that is known by now."""
         enclosing = context.current_job()
         job_id = self._tags.job_id or uuid.uuid4().hex
         parent_job_id = self._tags.parent_job_id
         if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
             parent_job_id = enclosing.job_id
-        return self._new_job(job_id, parent_job_id, enclosing)
-
-    def _route(self, job: Job[ClientT]) -> Route | None:
-        """The job's way to its server, if that is known by now."""
+        job: Job[ClientT] = Job(
+            job_id,
+            parent_job_id=parent_job_id,
+            enclosing=enclosing,
+            covered_client=self._http_client,
+            server_url=self._server_url,
+            on_missing_server=self._on_missing_server,
+            expected_turns=self._tags.expected_turns,
+            affinity=self._affinity,
+        )
         client: Any = self._client
-        url = job.server_url or str(getattr(client, "base_url", ""))
+        url = self._server_url or str(getattr(client, "base_url", ""))
         # a key that the SDK asks somebody for comes with the first request
         if not url or getattr(client, "_api_key_provider", None) is not None:
-            return None
+            return job, None
         headers = getattr(client, "default_headers", None) or getattr(client, "headers", None)
-        route = Route(job, server_at(url), self._http_client, keys_among(headers or {}))
-        if job.server_url is not None:
+        route = Route(job, server_at(url), self._http_client, headers or {})
+        if self._server_url is not None:
             job.listeners[route.server] = route
-        return route
+        return job, route
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
         if self._http_client is None:
@@ -177,9 +164,9 @@ class Session(Generic[ClientT]):
                 patch.install()
         self._entered.append(job)
         _open_jobs.add(job)
-        delivery.flush_when_process_ends()
+        delivery.sender.flush_when_process_ends()
         job.trace = open_trace(job.job_id, job.parent_job_id)
-        context.enter(job)
+        context.innermost.set(job)
         return job
 
 
@@ -194,3 +181,11 @@ def instrument() -> None:
     """
     for patch in (*context.HTTP_PATCHES, *context.THREAD_PATCHES):
         patch.install()
+
+
+def _end_open_jobs() -> None:
+    for job in list(_open_jobs):
+        job.end()
+
+
+delivery.before_exit.append(_end_open_jobs)

@@ -19,8 +19,7 @@ from typing import Any
 from agentkv.client.job import Job, TaggedTurn
 from agentkv.client.patches import Method, harmless, log_failure
 from agentkv.client.server import Route, server_at
-from agentkv.protocol import OUR_HEADERS, SESSION_HEADER
-from agentkv.protocol.foreign import READ_HEADERS, fields_from_headers
+from agentkv.protocol import SESSION_HEADER, TAG_HEADERS
 from agentkv.tracing import RequestShape
 
 FindJob = Callable[[Any], Job[Any] | None]
@@ -32,12 +31,7 @@ _MODEL_URL = re.compile(
 )
 """A URL whose POST is a turn, with the server's root. `/messages` alone is a route of others, too,
 which send mails or texts."""
-_OF_ONE_REQUEST = re.compile(
-    r"host|connection|accept.*|content-.*|transfer-encoding|user-agent|traceparent|tracestate"
-    rf"|x-stainless-.*|{OUR_HEADERS}.*|{SESSION_HEADER.lower()}",
-    re.IGNORECASE,
-)
-"""Headers of a request that calls of our own to the same server do not repeat."""
+_JOB_FIELD = re.compile(rb'"(job|session)_id"')
 
 
 def tagging(send: Method, find_job: FindJob, *, is_async: bool) -> Method:
@@ -45,36 +39,36 @@ def tagging(send: Method, find_job: FindJob, *, is_async: bool) -> Method:
 
     @functools.wraps(send)
     def tagged_send(client: Any, request: Any, *args: Any, **options: Any) -> Any:
-        call = tagged(find_job(client), client, request)
-        if call is None:
+        turn = turn_of(find_job(client), client, request)
+        if turn is None:
             return send(client, request, *args, **options)
-        if call.needs_plugin:
-            call.route().require_plugin()
-        with call:
-            call.response = response = send(client, request, *args, **options)
+        if turn.needs_plugin:
+            turn.route().require_plugin()
+        with turn:
+            turn.response = response = send(client, request, *args, **options)
         return response
 
     @functools.wraps(send)
     async def tagged_send_async(client: Any, request: Any, *args: Any, **options: Any) -> Any:
-        call = tagged(find_job(client), client, request)
-        if call is None:
+        turn = turn_of(find_job(client), client, request)
+        if turn is None:
             return await send(client, request, *args, **options)
-        if call.needs_plugin:
-            await call.route().require_plugin_async()
-        with call:
-            call.response = response = await send(client, request, *args, **options)
+        if turn.needs_plugin:
+            await turn.route().require_plugin_async()
+        with turn:
+            turn.response = response = await send(client, request, *args, **options)
         return response
 
     return tagged_send_async if is_async else tagged_send
 
 
-def tagged(job: Job[Any] | None, client: Any, request: Any) -> TaggedRequest | None:
+def turn_of(job: Job[Any] | None, client: Any, request: Any) -> TaggedRequest | None:
     """The turn that a request becomes; None if it is none, or names a job by itself."""
     if job is None:
         return None
     try:
         found = _MODEL_URL.fullmatch(str(request.url).partition("?")[0])
-        if request.method != "POST" or found is None or _names_a_job(job, request):
+        if found is None or request.method != "POST" or _names_a_job(job, request):
             return None
         return TaggedRequest(job, client, request, found[1])
     except Exception:
@@ -83,29 +77,28 @@ def tagged(job: Job[Any] | None, client: Any, request: Any) -> TaggedRequest | N
 
 
 class TaggedRequest:
-    """A request of httpx as a turn of a job: `with call: call.response = send(request)`."""
+    """A request of httpx as a turn of a job: `with turn: turn.response = send(request)`."""
 
     def __init__(self, job: Job[Any], client: Any, request: Any, root_url: str) -> None:
         self.response: Any = None
-        self.needs_plugin = job.on_missing_server == "raise"
         self._job = job
         self._client = client
         self._request = request
         self._own_headers = request.headers
         is_named = job.server_url is not None and job.covered_client is not None
-        self._root_url = str(job.server_url) if is_named else root_url
+        self._server = server_at(str(job.server_url) if is_named else root_url)
+        self.needs_plugin = job.on_missing_server == "raise" and not self._server.has_plugin
         self._turn: TaggedTurn | None = None
 
     def route(self) -> Route:
         """Return the job's way to the server, with the keys by which this request is let in."""
-        keys = keys_among(self._request.headers)
-        return Route(self._job, server_at(self._root_url), self._client, keys)
+        return Route(self._job, self._server, self._client, self._request.headers)
 
     def __enter__(self) -> None:
         """Open the turn, and put its tags into the headers until the request was sent."""
         request = self._request
         try:
-            key = str(request.url), hash(_content_of(request))
+            key = str(request.url), hash(_body_of(request))
             self._turn = self._job.begin_turn(key, self._describe)
             request.headers = request.headers.copy()
             request.headers.update(self._turn.headers())
@@ -116,8 +109,7 @@ class TaggedRequest:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the turn: with an exception, with the reply, or when its stream is closed."""
         response, self.response = self.response, None  # or it would never be dropped
-        route = self.route()  # the keys that httpx has added while it sent are the reports', too
-        self._job.listeners[route.server] = route
+        self._job.listeners[self._server] = self.route()
         self._request.headers = self._own_headers  # its owner may send it again
         turn = self._turn
         if turn is None:
@@ -134,14 +126,13 @@ class TaggedRequest:
 
     def _describe(self) -> RequestShape:
         """The request as its span describes it."""
-        path, model = self._request.url.path, _json_of(_content_of(self._request)).get("model")
+        path, model = self._request.url.path, _json_of(self._request).get("model")
         is_text = path.endswith(("/completions", "/generate")) and "/chat/" not in path
-        server = server_at(self._root_url)
         return RequestShape(
             operation="text_completion" if is_text else "chat",
             model=model if isinstance(model, str) else None,
-            server_url=server.root_url,
-            is_vllm=bool(server.has_plugin),
+            server_url=self._server.root_url,
+            is_vllm=bool(self._server.has_plugin),
         )
 
 
@@ -159,50 +150,34 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
     weakref.finalize(response, end).atexit = False
 
 
-def keys_among(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that a call of our own to the same server needs, too."""
-    return {
-        name: text
-        for name, text in headers.items()
-        if isinstance(text, str) and not _OF_ONE_REQUEST.fullmatch(name)
-    }
-
-
 def _names_a_job(job: Job[Any], request: Any) -> bool:
-    """True if a request was tagged by hand, or already: it names a job as the server reads it.
+    """True if a request was tagged by hand, or already, with the id of another job.
 
-    One with this job's own id as `X-Session-ID`, as trainers send it, is a turn of this job all the
-    same, even if the program behind it sends ids of its own.
+    One with this job's own id as `X-Session-ID`, as trainers send it, is a turn of this job.
     """
     headers = request.headers
-    names = READ_HEADERS.intersection(headers.keys())
-    if headers.get(SESSION_HEADER) == job.routing_headers[SESSION_HEADER]:
-        names = {name for name in names if name.startswith(OUR_HEADERS)}
-    if names and "job_id" in fields_from_headers({name: headers[name] for name in names}):
+    if TAG_HEADERS["job_id"] in headers:
         return True
-    content = _content_of(request)
-    if b'"job_id"' not in content and b'"session_id"' not in content:
+    own_id = job.routing_headers[SESSION_HEADER]
+    if headers.get(SESSION_HEADER, own_id) != own_id:
+        return True
+    if not _JOB_FIELD.search(_body_of(request)):
         return False
-    body = _json_of(content)  # the words may stand in the schema of a tool
-    holders = (body, body.get("extra_body"), body.get("vllm_xargs"))
-    return any(
-        isinstance(holder, Mapping) and ("job_id" in holder or "session_id" in holder)
-        for holder in holders
-    )
+    body = _json_of(request)  # the words may stand in the schema of a tool
+    return not {"job_id", "session_id"}.isdisjoint({**body, **(body.get("vllm_xargs") or {})})
 
 
-def _content_of(request: Any) -> bytes:
+def _body_of(request: Any) -> bytes:
     """The body of a request; empty if it is a stream that can be read once only."""
     try:
-        content: bytes = request.content
-        return content
+        return bytes(request.content)
     except Exception:  # httpx.RequestNotRead
         return b""
 
 
-def _json_of(content: bytes) -> Mapping[str, Any]:
+def _json_of(request: Any) -> Mapping[str, Any]:
     try:
-        body = json.loads(content)
+        body = json.loads(_body_of(request))
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, Mapping) else {}

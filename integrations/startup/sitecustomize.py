@@ -34,7 +34,7 @@ def _instrument(*, job_id: str | None = None) -> None:
     """Have agentkv follow this process, and with a job's id, perhaps empty, make it that job."""
     try:
         import agentkv
-        from agentkv.client.delivery import flush_at_exit
+        from agentkv.client.delivery import sender
 
         agentkv.instrument()
         if job_id is not None:
@@ -43,7 +43,7 @@ def _instrument(*, job_id: str | None = None) -> None:
 
             def end() -> None:
                 session.__exit__()
-                flush_at_exit()
+                sender.flush_at_exit()
 
             atexit.register(end)
     except Exception as error:

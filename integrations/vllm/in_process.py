@@ -127,7 +127,7 @@ class EngineCall:
         self._turn.leave()
         if engine.has_plugin:
             # flags as the numbers that vLLM's own requests have there
-            tags = self._turn.tags().as_fields().items()
+            tags = self._turn.tags.as_fields().items()
             fields = {name: int(v) if isinstance(v, bool) else v for name, v in tags}
             self.params = copy.copy(self.params)
             self.params.extra_args = {**(self.params.extra_args or {}), **fields}

@@ -154,9 +154,9 @@ def test_sessions_that_are_not_left_are_released_at_the_end(server: ScriptedServ
 SENDING = """
 import sys, threading, time{imports}
 from agentkv.client import delivery
-delivery.flush_when_process_ends()
+delivery.sender.flush_when_process_ends()
 def report(call):
-    delivery.submit(delivery.Delivery("http://slow", call, print))
+    delivery.sender.submit(delivery.Delivery("http://slow", call, print))
 """
 
 
@@ -191,7 +191,7 @@ def test_what_is_left_unsaid_at_the_end_is_said_once(imports: str) -> None:
     code = SENDING.format(imports=imports) + (
         "import atexit\n"
         "atexit.register(lambda: print(time.monotonic() - began_s))\n"
-        "for _ in range(3): atexit.register(delivery.flush_at_exit)\n"
+        "for _ in range(3): atexit.register(delivery.sender.flush_at_exit)\n"
         "for _ in range(9): report(lambda: time.sleep(60))\n"
         "began_s = time.monotonic()\n"
     )

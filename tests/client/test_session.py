@@ -233,9 +233,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: limited(0), "num_turns: got"),
     (lambda: limited(1.5), "num_turns: got"),
     (lambda: agentkv.session("http://localhost/v1"), "got str, allowed is an OpenAI"),
-    (lambda: agentkv.session(OpenAI), r"got the class OpenAI, allowed .*session\(OpenAI\("),
-    (lambda: agentkv.session(server=5), r"session\(server=\): got 5 .* allowed is the URL"),
-    (lambda: agentkv.session(server=b"http://a"), r"session\(server=\): got .* allowed is the URL"),
+    (lambda: agentkv.session(OpenAI), r"got the class OpenAI, allowed is"),
     (lambda: agentkv.session(on_missing_server="panic"), "'warn', 'raise', 'ignore'"),  # type: ignore[arg-type]
     (lambda: agentkv.session()(generator), "use `with` in its body"),
 ]
@@ -273,7 +271,11 @@ def test_uninstrument_restores_everything(server: ScriptedServer, client: OpenAI
 def test_what_is_replaced_can_be_listed(client: OpenAI) -> None:
     """A session without a client replaces what instrument() does; one with a client, threads."""
     originals = methods()
-    of_threads = {"concurrent.futures.thread.ThreadPoolExecutor.submit", "threading.Thread.start"}
+    of_threads = {
+        "concurrent.futures.thread.ThreadPoolExecutor.submit",
+        "threading.Thread._bootstrap_inner",
+        "threading.Thread.start",
+    }
     with agentkv.session(client):
         assert set(agentkv.instrumented()) == of_threads
         assert methods()[:2] == originals[:2]
