@@ -6,6 +6,7 @@ event log and watchers of your own take them. Importable without vLLM.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
@@ -36,7 +37,8 @@ class EventStream:
 
     def __init__(self, on_fault: Callable[[object, Fault], None]) -> None:
         """`on_fault` takes a watcher that raised an exception, and the fault."""
-        self._handlers: dict[object, list[tuple[Callable[[Any], None], _Faults]]] = {}
+        self._handlers: dict[object, list[tuple[Callable[[Any], None], object]]] = {}
+        self._num_faults: Counter[int] = Counter()
         self._on_fault = on_fault
 
     def add(self, watcher: object) -> None:
@@ -44,7 +46,6 @@ class EventStream:
 
         Raises InputError for a method `on_...` that no event has.
         """
-        faults = _Faults(watcher)
         names = {handler_name(kind): kind for kind in EVENTS}
         methods = {name for name in dir(watcher) if name.startswith("on_")} - {"on_event"}
         if unknown := sorted(methods - names.keys()):
@@ -56,45 +57,33 @@ class EventStream:
             general = getattr(watcher, "on_event", None) if kind.name else None
             handler = getattr(watcher, name, general)
             if handler is not None:
-                self._handlers.setdefault(kind, []).append((handler, faults))
+                self._handlers.setdefault(kind, []).append((handler, watcher))
 
     def emit(self, kind: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event of this kind and hand it out, if anybody wants it."""
         handlers = self._handlers.get(kind)
         if handlers is not None:
             event = kind(*args, **kwargs)
-            for handler, faults in handlers:
+            for handler, watcher in handlers:
                 try:
                     handler(event)
                 except BaseException as error:
-                    self._failed(faults, event, error)
+                    self._failed(watcher, event, error)
 
-    def _failed(self, faults: _Faults, event: Event, error: BaseException) -> None:
-        faults.num_faults += 1
-        if faults.is_last:
+    def _failed(self, watcher: object, event: Event, error: BaseException) -> None:
+        self._num_faults[id(watcher)] += 1
+        is_last = self._num_faults[id(watcher)] == MAX_FAULTS
+        if is_last:
             for kind, handlers in list(self._handlers.items()):
-                self._handlers[kind] = [each for each in handlers if each[1] is not faults]
-        watcher = faults.watcher
+                self._handlers[kind] = [each for each in handlers if each[1] is not watcher]
         fault = Fault(
             type(watcher).__name__,
             handler_name(type(event)),
             error,
             is_late=False,
-            is_last=faults.is_last,
+            is_last=is_last,
         )
         self._on_fault(watcher, fault)
-
-
-class _Faults:
-    """The faults of one watcher, which is switched off after MAX_FAULTS of them."""
-
-    def __init__(self, watcher: object) -> None:
-        self.watcher = watcher
-        self.num_faults = 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.num_faults == MAX_FAULTS
 
 
 _CLASSES = NamedClasses("watcher", Watcher, "agentkv.watchers", ())

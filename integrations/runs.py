@@ -13,7 +13,11 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractContextManager, _AsyncGeneratorContextManager
+from contextlib import (
+    AbstractContextManager,
+    _AsyncGeneratorContextManager,
+    asynccontextmanager,
+)
 from typing import Any
 
 import agentkv
@@ -58,14 +62,13 @@ class _Active(AbstractContextManager[None]):
         self._scope = scope
 
     def __enter__(self) -> None:
-        self._jobs = context.job_made_current(self._scope.job)
-        self._jobs.__enter__()
-        self._token = _tool_of.set(self._scope.tool_of)
+        self._job_before = context.innermost.set(self._scope.job)
+        self._tool_before = _tool_of.set(self._scope.tool_of)
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            _tool_of.reset(self._token)
-            self._jobs.__exit__(None, None, None)
+            _tool_of.reset(self._tool_before)
+            context.innermost.reset(self._job_before)
         except ValueError:
             context.innermost.set(agentkv.current_job())
 
@@ -361,36 +364,22 @@ async def _drive_coroutine(scope: Scope, coroutine: Coroutine[Any, Any, Any]) ->
         _end(scope)
 
 
-class _DrivenContext:
-    """An async context manager, with the scope active in its block as well."""
-
-    def __init__(self, scope: Scope, manager: _AsyncGeneratorContextManager[Any]) -> None:
-        self._scope = scope
-        self._manager = manager
-        self._active = _Active(scope)
-
-    async def __aenter__(self) -> Any:
-        self._active.__enter__()
-        try:
-            return await self._manager.__aenter__()
-        except BaseException:
-            self._leave()
-            raise
-
-    async def __aexit__(self, *exc_info: Any) -> bool | None:
-        try:
-            return await self._manager.__aexit__(*exc_info)
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._active.__exit__()
-        _end(self._scope)
+@asynccontextmanager
+async def _drive_context(
+    scope: Scope, manager: _AsyncGeneratorContextManager[Any]
+) -> AsyncGenerator[Any]:
+    """Enter an async context manager, with the scope active in its block as well."""
+    try:
+        with _Active(scope):
+            async with manager as value:
+                yield value
+    finally:
+        _end(scope)
 
 
 _DRIVERS: Mapping[Callable[[Any], bool], Callable[[Scope, Any], Any]] = {
     inspect.isgenerator: _drive,
     inspect.isasyncgen: _drive_async,
     inspect.iscoroutine: _drive_coroutine,
-    lambda result: isinstance(result, _AsyncGeneratorContextManager): _DrivenContext,
+    lambda result: isinstance(result, _AsyncGeneratorContextManager): _drive_context,
 }

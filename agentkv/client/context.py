@@ -182,7 +182,7 @@ def bound(client: ClientT, job: Job[Any]) -> ClientT:
     """A copy of a client, over the same connections, whose requests are turns of this job."""
     http_client: Any = job.covered_client
     twin = _copy_of(http_client)
-    twin.__class__ = _lent(type(http_client))
+    twin.__class__ = _lent(cast(Any, type(http_client)))
     twin._agentkv_owner = http_client
     twin.send = _tagging_one(http_client, lambda _: None if job.is_over else job)
     if client is http_client:

@@ -127,9 +127,10 @@ class Route:
 
     async def require_plugin_async(self) -> None:
         """The same for an event loop, which it does not hold up."""
-        import anyio.to_thread  # httpx depends on it; the caller may run on trio
+        if not self.server.has_plugin:
+            import anyio.to_thread  # httpx depends on it; the caller may run on trio
 
-        await anyio.to_thread.run_sync(self.require_plugin)
+            await anyio.to_thread.run_sync(self.require_plugin)
 
     def tell(self, action: str, body: Mapping[str, object]) -> threading.Event:
         """Post to one of the job's routes, "tool" or "release", in the background."""

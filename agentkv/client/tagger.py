@@ -86,13 +86,14 @@ class TaggedRequest:
         self._request = request
         self._own_headers = request.headers
         is_named = job.server_url is not None and job.covered_client is not None
-        self._server = server_at(str(job.server_url) if is_named else root_url)
-        self.needs_plugin = job.on_missing_server == "raise" and not self._server.has_plugin
+        self._server_url = str(job.server_url) if is_named else root_url
+        self.needs_plugin = job.on_missing_server == "raise"
         self._turn: TaggedTurn | None = None
 
     def route(self) -> Route:
         """Return the job's way to the server, with the keys by which this request is let in."""
-        return Route(self._job, self._server, self._client, self._request.headers)
+        server = server_at(self._server_url)
+        return Route(self._job, server, self._client, self._request.headers)
 
     def __enter__(self) -> None:
         """Open the turn, and put its tags into the headers until the request was sent."""
@@ -109,7 +110,8 @@ class TaggedRequest:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the turn: with an exception, with the reply, or when its stream is closed."""
         response, self.response = self.response, None  # or it would never be dropped
-        self._job.listeners[self._server] = self.route()
+        route = self.route()
+        self._job.listeners[route.server] = route
         self._request.headers = self._own_headers  # its owner may send it again
         turn = self._turn
         if turn is None:
@@ -127,12 +129,13 @@ class TaggedRequest:
     def _describe(self) -> RequestShape:
         """The request as its span describes it."""
         path, model = self._request.url.path, _json_of(self._request).get("model")
+        server = server_at(self._server_url)
         is_text = path.endswith(("/completions", "/generate")) and "/chat/" not in path
         return RequestShape(
             operation="text_completion" if is_text else "chat",
             model=model if isinstance(model, str) else None,
-            server_url=self._server.root_url,
-            is_vllm=bool(self._server.has_plugin),
+            server_url=server.root_url,
+            is_vllm=bool(server.has_plugin),
         )
 
 
@@ -164,7 +167,9 @@ def _names_a_job(job: Job[Any], request: Any) -> bool:
     if not _JOB_FIELD.search(_body_of(request)):
         return False
     body = _json_of(request)  # the words may stand in the schema of a tool
-    return not {"job_id", "session_id"}.isdisjoint({**body, **(body.get("vllm_xargs") or {})})
+    nested = body.get("vllm_xargs")
+    names = {*body, *(nested if isinstance(nested, Mapping) else ())}
+    return "job_id" in names or "session_id" in names
 
 
 def _body_of(request: Any) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentkv.client.delivery import MAX_ATTEMPTS, Delivery, Sender
+from agentkv.client.delivery import MAX_ATTEMPTS, MAX_QUEUED, Delivery, Sender
 from agentkv.errors import NoAnswerError, StatusError
 
 
@@ -31,27 +31,13 @@ class Inbox:
         self.dropped_for.append(str(reason))
 
 
-def post(sender: Sender, *inboxes: Inbox, server: str = "a", is_release: bool = False) -> None:
+def post(sender: Sender, *inboxes: Inbox, server: str = "a") -> None:
     for inbox in inboxes:
-        sender.submit(Delivery(server, inbox.call, inbox.drop, is_release=is_release))
-
-
-def calls(sender: Sender, *inboxes: Inbox) -> list[int]:
-    post(sender, *inboxes)
-    assert sender.flush(timeout_s=20)
-    return [inbox.num_calls for inbox in inboxes]
+        sender.submit(Delivery(server, inbox.call, inbox.drop))
 
 
 def no_answers(count: int) -> list[Exception]:
     return [NoAnswerError("down") for _ in range(count)]
-
-
-def test_deliveries_go_out_in_order() -> None:
-    """A tool's start arrives before its end, and the release last."""
-    order: list[int] = []
-    inboxes = [Inbox(action=lambda number=number: order.append(number)) for number in range(50)]  # type: ignore[misc]
-    calls(Sender(), *inboxes)
-    assert order == list(range(50))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +54,12 @@ def test_deliveries_go_out_in_order() -> None:
 def test_a_failure_is_retried_if_it_may_pass_soon(
     errors: list[Exception], num_calls: int, reason: str | None
 ) -> None:
-    """Silence and 503 are retried; what remains is dropped, and the next delivery goes on."""
-    first, second = Inbox(*errors), Inbox()
-    sender = Sender(silent_s=0.0)
-    assert calls(sender, first, second) == [num_calls, 1]
+    """Silence and 503 are retried; what remains is dropped, and the next server's goes on."""
+    sender, first, second = Sender(), Inbox(*errors), Inbox()
+    post(sender, first)
+    post(sender, second, server="b")
+    assert sender.flush(timeout_s=20)
+    assert [inbox.num_calls for inbox in (first, second)] == [num_calls, 1]
     assert first.dropped_for == ([reason] if reason else [])
     assert second.dropped_for == []
 
@@ -80,46 +68,36 @@ def test_a_silent_server_delays_no_other() -> None:
     """After one time-out it gets nothing for a while; one that is down is tried once a delivery."""
     sender = Sender()
     slow, after, other = Inbox(NoAnswerError("slow", is_late=True)), Inbox(), Inbox()
+    down = [Inbox(*no_answers(9)) for _ in range(2)]
     post(sender, slow, after)
     post(sender, other, server="b")
+    post(sender, *down, server="c")
     assert sender.flush(timeout_s=20)
     assert [inbox.num_calls for inbox in (slow, after, other)] == [1, 0, 1]
     assert after.dropped_for == ["an earlier call was not answered in time"]
-    down = [Inbox(*no_answers(9)) for _ in range(2)]
-    post(sender, *down, server="c")
-    assert sender.flush(timeout_s=20)
     assert [inbox.num_calls for inbox in down] == [MAX_ATTEMPTS, 1]
 
 
-def test_a_full_queue_has_room_for_releases() -> None:
-    """Nobody waits; a release takes the place of the oldest delivery, a tool event none."""
-    sender = Sender(max_queued=2)
+def test_a_full_queue_drops_its_oldest_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest goes out in order, nobody waits; gevent's `queue.Queue`, which no flush can wait
+    for, is not in use."""
+    monkeypatch.setattr(queue, "Queue", None)
     may_go_on, is_busy = threading.Event(), threading.Event()
 
     def wait() -> None:
         is_busy.set()
         may_go_on.wait(20)
 
-    busy = Inbox(action=wait)
-    tools, release = [Inbox() for _ in range(3)], Inbox()
-    post(sender, busy)
+    sender, order = Sender(), list[int]()
+    post(sender, Inbox(action=wait))
     assert is_busy.wait(20)
-    post(sender, *tools)
-    post(sender, release, is_release=True)
+    inboxes = [
+        Inbox(action=lambda number=number: order.append(number))  # type: ignore[misc]
+        for number in range(MAX_QUEUED + 2)
+    ]
+    post(sender, *inboxes)
     assert not sender.flush(timeout_s=0.01)
     may_go_on.set()
     assert sender.flush(timeout_s=20)
-    assert [inbox.num_calls for inbox in (*tools, release)] == [0, 1, 0, 1]
-    assert [len(inbox.dropped_for) for inbox in tools] == [1, 0, 1]
-    assert sender.num_unsent == 0
-
-
-def test_the_queue_of_another_library_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gevent and eventlet replace `queue.Queue` by one that no flush can wait for."""
-
-    class WithoutInternals:
-        def __init__(self, *_: object) -> None:
-            raise AssertionError("queue.Queue was used")
-
-    monkeypatch.setattr(queue, "Queue", WithoutInternals)
-    assert calls(Sender(), Inbox(), Inbox()) == [1, 1]
+    assert order == list(range(2, MAX_QUEUED + 2))
+    assert [len(inbox.dropped_for) for inbox in inboxes[:3]] == [1, 1, 0]

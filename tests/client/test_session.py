@@ -114,21 +114,6 @@ def test_a_job_names_another_to_stay_with_on_every_request(
     assert ("child", None) not in sent
 
 
-def test_a_drop_in_is_for_its_own_job_while_that_is_open(
-    server: ScriptedServer, client: OpenAI
-) -> None:
-    """job.client belongs to its job inside of any other session; after its own it is plain."""
-    with (
-        agentkv.session(client, job_id="mine") as mine,
-        agentkv.session(job_id="around") as around,
-    ):
-        ask(mine.client)
-        ask(client)
-    ask(mine.client)
-    assert [turn.tags.get("job_id") for turn in server.turns] == ["mine", "around", None]
-    assert (mine.summary().turns, around.summary().turns) == (1, 1)
-
-
 @pytest.mark.asyncio
 async def test_a_decorated_function_is_a_job_per_call(
     server: ScriptedServer, client: OpenAI, async_client: AsyncOpenAI

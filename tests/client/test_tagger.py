@@ -210,7 +210,6 @@ def test_requests_to_models_alone_are_turns(
     [
         {"extra_body": {"job_id": "by-hand"}},
         {"extra_body": {"vllm_xargs": {"job_id": "by-hand"}}},
-        {"extra_body": {"extra_body": {"job_id": "by-hand"}}},
         {"extra_body": {"session_id": "by-hand"}},
         {"extra_headers": {"X-Session-ID": "by-hand"}},
         {"extra_headers": {"x-agentkv-job": "by-hand"}},
