@@ -1,8 +1,7 @@
 """Bash in an element that names it: `<bash>ls</bash>`, mini-swe-agent's `<mswea_bash_command>`,
 SWE-agent's `<command>`.
 
-Also the elements of Terminus that type into a terminal, and those of Cline that write files or
-talk, which may show commands and run none. The scanner calls the readers.
+Also the elements of Terminus that type into a terminal. The scanner calls the readers.
 """
 
 from __future__ import annotations
@@ -38,15 +37,8 @@ _TYPED = re.compile(
 )
 _END_OF_TYPED = re.compile("</commands>")
 
-_CLINE_TAGS = (
-    *("write_to_file", "replace_in_file", "apply_diff", "insert_content", "search_and_replace"),
-    *("attempt_completion", "ask_followup_question", "plan_mode_respond", "new_task"),
-)
-_CLINE_CLOSERS = {tag: re.compile(f"</{tag}>") for tag in _CLINE_TAGS}
-
 BASH_OPENER = rf"<(?P<tag>(?i:{'|'.join(_BASH_TAGS)}))>"
 TYPED_OPENER = r"<commands>(?=\s*+<keystrokes\b)"
-CLINE_OPENER = rf"<(?P<cline_tag>{'|'.join(_CLINE_TAGS)})>(?=\s*+<)"
 
 
 def read_bash_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
@@ -84,28 +76,13 @@ def read_typed(reply: ReplyText, opener: re.Match[str]) -> Reading:
     return Reading(end.end(), [call_of("terminal", keys, "terminus") for keys in given])
 
 
-def read_cline_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
-    """Skip an element of Cline's that runs nothing."""
-    if not reply.is_at_line_start(opener.start()):
-        return None
-    end = reply.next(_CLINE_CLOSERS[opener["cline_tag"]], opener.end())
-    return Reading(end.end()) if end else reply.cut_off
-
-
 def _next_tag(reply: ReplyText, opener: re.Match[str]) -> re.Match[str] | None:
-    """The next tag of the same name outside of here-documents.
-
-    A here-document does not hide a closing tag if another opening tag stands before its delimiter:
-    the delimiter then belongs to that later command.
-    """
+    """The next tag of the same name outside of here-documents."""
     tags = _TAG_PATTERNS[opener["tag"].lower()]
     position = opener.end()
     while tag := reply.next(tags, position):
-        end = reply.heredoc_end_around(position, tag.start())
+        end = reply.heredoc_end_around(opener.end(), tag.start())
         if end is None:
-            return tag
-        following = tags.search(reply.text, tag.end(), end) if tag["closes"] else None
-        if following and not following["closes"]:
             return tag
         position = end
     return None

@@ -24,7 +24,7 @@ TOKEN_OPENERS = (
     r"functools(?=\[\s{0,20}\{)",  # Phi-4, Firefunction
     r"<\|content_invoke_tool_json\|>\s*+(?=\{)",  # Inkling
     r"<\|action_start\|>\s*+<\|plugin\|>\s*+(?=\{)",  # InternLM
-    r"(?:<\|function_call\|>|function call<\|role_sep\|>)\s*+(?=\{)",  # GigaChat
+    *(r"<\|function_call\|>\s*+(?=\{)", r"function call<\|role_sep\|>\s*+(?=\{)"),  # GigaChat
     r"\[TOOL_CALLS\]\s*+(?=[\[{])",  # Mistral up to v10
 )
 REACT_OPENER = (

@@ -12,16 +12,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from functools import cache
 
 from agentkv.tool_calls.call import ToolCall, call_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import ends_a_thought, thought_that_ends
 
-_MAX_CALLS, _MAX_KEYWORDS, _MAX_ITEMS = 100, 50, 1000
-"""In a row, per call, and per value; a list that has more is noise, and slow to parse."""
-_NAME, _KEY = r"[A-Za-z_][\w.]{0,100}+", r"[A-Za-z_]\w{0,100}+"
-_HEAD = rf"(?:{_NAME}\(\s*+(?:{_KEY}\s*+=(?!=)|\)))"
+_MAX_PIECES, _MAX_DEPTH = 10_000, 12
+"""Strings, names and signs read per list, and brackets nested; what has more is noise."""
+_HEAD = r"(?:[A-Za-z_][\w.]{0,100}+\(\s*+(?:[A-Za-z_]\w{0,100}+\s*+=(?!=)|\)))"
 TOKEN_OPENER = rf"<\|(?:python_(?:start|tag)|tool_call_start)\|>\s*+(?=\[\s*+{_HEAD})"
 TAG_OPENER = rf"<function_calls>\s*+(?={_HEAD})"
 BARE_OPENER = rf"\[(?=\s*+{_HEAD})"
@@ -32,32 +30,10 @@ _STRING = (
     r"|'[^'\\]*+(?:\\.[^'\\]*+)*+'"
     r'|"[^"\\]*+(?:\\.[^"\\]*+)*+")'
 )
-_CONSTANT = (
-    rf"(?:{_STRING}(?:\s*+{_STRING})*+"
-    r"|-?\d{1,30}+(?:\.\d{0,30}+)?+(?:[eE][+-]?\d{1,3}+)?+(?![\w.])"
-    r"|(?:True|False|None|true|false|null)\b)"
-)
-
-
-def _or_list_of(value: str) -> str:
-    """The pattern of a value, or of a list or dict of such; `ast` checks the commas."""
-    return rf"(?:{value}|[\[{{](?:{value}|[\s,:]){{0,{_MAX_ITEMS}}}+[\]}}])"
-
-
-_KEYWORD = rf"{_KEY}\s*+=\s*+{_or_list_of(_or_list_of(_CONSTANT))}\s*+"
-_CALL = rf"{_NAME}\(\s*+(?:{_KEYWORD}(?:,\s*+{_KEYWORD}){{0,{_MAX_KEYWORDS}}}+(?:,\s*+)?+)?+\)\s*+"
-_LIST = rf"\[\s*+{_CALL}(?:,\s*+{_CALL}){{0,{_MAX_CALLS}}}+(?:,\s*+)?+\]"
-_LISTS = rf"{_LIST}(?:\s*+{_LIST}){{0,{_MAX_CALLS}}}+"
-_CALLS = rf"{_CALL}(?:{_CALL}){{0,{_MAX_CALLS}}}+"
-_CUT_OFF_IN_A_STRING = (
-    rf"\[\s*+(?:{_CALL},\s*+)*+{_NAME}\(\s*+(?:{_KEYWORD},\s*+)*+{_KEY}\s*+=\s*+(?!{_STRING})['\"]"
-)
-_END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
-_END_TOKEN = re.compile(r"<\|(?:python|tool_call)_end\|>|</function_calls>")
-_BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
-
 # No operators, so that `ast` never nests deep.
-_LITERAL = rf"\s*+\{{(?:{_CONSTANT}|[\s,:\[\]{{}}])*+"
+_PIECE = re.compile(
+    rf"{_STRING}|[A-Za-z_][\w.]*+|-?\d[\w.]*+|[\s=,:]++|(?P<open>[(\[{{])|[)\]}}]", re.DOTALL
+)
 _TOKEN = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
 _PYTHON_NAMES = {"true": "True", "false": "False", "null": "None"}
 # Escapes that Python knows, backslashes that are none, and line ends.
@@ -65,80 +41,107 @@ _TO_ESCAPE = re.compile(
     r"\\(?:[\\'\"abfnrtv\n]|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|\\|\n"
 )
 _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
+_NO_PYTHON = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+_END_OF_CALLS = re.compile(r"\s*+(?:<\||\Z)")
+_CALL_ON_A_LINE = re.compile(rf"{_STRING}|(?P<end>\)[ \t]*+\n)", re.DOTALL)
+_END_TOKEN = re.compile(r"<\|(?:python|tool_call)_end\|>|</function_calls>")
+_BEFORE_CALLS = re.compile(r"(?:\s|<\|\w{1,40}\|>|assistant)*+")
 
 
 def read_token(reply: ReplyText, opener: re.Match[str]) -> Reading:
     """Read the lists behind a token, or OLMo 3's calls, one a line, in its tag; anything else is
     skipped."""
     start = opener.end()
-    if found := _compiled(_LISTS).match(reply.text, start):
-        return Reading(found.end(), _calls_in(found[0]))
-    end = reply.next(_END_TOKEN, start)
-    limit = end.start() if end else len(reply.text)
-    if _compiled(_CALLS).fullmatch(reply.text, start, limit):
-        calls = _compiled(_CALL).finditer(reply.text, start, limit)
-        return Reading(limit, _calls_in("".join(f"[{call[0]}]" for call in calls)))
+    if reply.text[start] == "[":
+        end, calls = _lists_at(reply.text, start)
+        if calls:
+            return Reading(end, calls)
+    closer = reply.next(_END_TOKEN, start)
+    limit = closer.start() if closer else len(reply.text)
+    lines = _CALL_ON_A_LINE.sub(
+        lambda part: "),\n" if part["end"] else part[0], reply.text[start:limit]
+    )
+    if calls := _calls_of(f"[{lines}]"):
+        return Reading(limit, calls)
     return thought_that_ends(reply, start, limit) or Reading(limit)
 
 
 def read_bare(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     """Read lists that are the whole reply; behind prose they are examples or indexed objects."""
-    start = opener.start()
-    if not reply.is_at_line_start(start):
-        return None
+    start, floor = opener.start(), reply.floor
     # nothing but thoughts and tokens stands before a call
-    is_answer = (
-        not reply.floor or ends_a_thought(reply.text, reply.floor)
-    ) and _BEFORE_CALLS.fullmatch(reply.text, reply.floor, start)
-    lists = _compiled(_LISTS).match(reply.text, start)
-    if lists is None:
-        is_cut_off = is_answer and _compiled(_CUT_OFF_IN_A_STRING).match(reply.text, start)
-        return reply.cut_off if is_cut_off else None
-    end = lists.end()
-    if not _END_OF_CALLS.match(reply.text, end):
-        is_noise = _compiled(_LIST).match(reply.text, end)  # more than are read in a row
-        return reply.cut_off if is_noise else Reading(end)
-    return Reading(end, _calls_in(lists[0]) if is_answer else ())
+    is_answer = (not floor or ends_a_thought(reply.text, floor)) and _BEFORE_CALLS.fullmatch(
+        reply.text, floor, start
+    )
+    if not is_answer or not reply.is_at_line_start(start):
+        return None
+    end, calls = _lists_at(reply.text, start)
+    if end == start:
+        stop = _stop_of(reply.text, start)
+        return reply.cut_off if reply.text[stop : stop + 1] in ("'", '"') else None
+    return Reading(end, calls if _END_OF_CALLS.match(reply.text, end) else ())
 
 
-def _calls_in(lists: str) -> list[ToolCall]:
-    """The calls of all lists, or none if one of them is not Python."""
-    calls: list[ToolCall] = []
+def literal_of(text: str) -> dict[str, object] | None:
+    """The dict that a text writes in Python's quotes; None if it is no such text."""
+    text = text.strip()
+    if text[:1] != "{" or _stop_of(text, 0) != len(text):
+        return None
     try:
-        for found in _compiled(_LIST).finditer(lists):
-            tree = ast.parse(_TOKEN.sub(_as_python, found[0]), mode="eval").body
-            calls += map(_call, getattr(tree, "elts", ()))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        value = ast.literal_eval(_TOKEN.sub(_as_python, text))
+    except _NO_PYTHON:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lists_at(text: str, start: int) -> tuple[int, list[ToolCall]]:
+    """The end of the lists of calls in a row, and their calls, up to one that is not Python."""
+    calls: list[ToolCall] = []
+    end = start
+    while text[start : start + 1] == "[":
+        stop = _stop_of(text, start)
+        if text[stop - 1] != "]" or not (found := _calls_of(text[start:stop])):
+            break
+        calls, end = calls + found, stop
+        start = stop + len(text[stop : stop + 100]) - len(text[stop : stop + 100].lstrip())
+    return end, calls
+
+
+def _stop_of(text: str, start: int) -> int:
+    """The index behind the bracket that closes the one at `start`, or of what Python's constants
+    do not have."""
+    depth = 0
+    for _ in range(_MAX_PIECES):
+        piece = _PIECE.match(text, start)
+        if piece is None or depth > _MAX_DEPTH:
+            break
+        start = piece.end()
+        depth += 1 if piece["open"] else -(piece[0] in ")]}")
+        if depth == 0:
+            break
+    return start
+
+
+def _calls_of(text: str) -> list[ToolCall]:
+    """The calls of a list of Python calls, or none if it is none."""
+    if _stop_of(text, 0) != len(text):
         return []
-    return calls
+    try:
+        tree = ast.parse(_TOKEN.sub(_as_python, text), mode="eval").body
+        return [_call(node) for node in getattr(tree, "elts", ())]
+    except _NO_PYTHON:
+        return []
 
 
 def _call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call):
-        raise TypeError(f"not a call: {type(node).__name__}")
+    if not isinstance(node, ast.Call) or node.args:
+        raise TypeError(f"not a call by keywords: {type(node).__name__}")
     arguments: Mapping[str, object] = {
         str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords
     }
     if len(arguments) < len(node.keywords):
         raise ValueError("a keyword is given twice")
     return call_of(ast.unparse(node.func), arguments, "llama")
-
-
-def literal_of(text: str) -> dict[str, object] | None:
-    """The dict that a text writes in Python's quotes; None if it is no such text."""
-    if not _compiled(_LITERAL).fullmatch(text):
-        return None
-    try:
-        value = ast.literal_eval(_TOKEN.sub(_as_python, text.strip()))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern on first use: it takes up to 20 ms, and few models write so."""
-    return re.compile(pattern, re.DOTALL)
 
 
 def _as_python(token: re.Match[str]) -> str:

@@ -23,17 +23,12 @@ noise: an agent's reply needs a handful."""
 MAX_JSON, MAX_BROKEN_JSON = 3_000, 100
 """JSON values decoded per reply, and how many of them may be broken: a broken one may cost the
 whole depth of the stack."""
-MAX_SPANS = 10_000
-"""Quotes, escapes, comments and here-documents read per command."""
 _MAX_HEREDOCS = 500
 """Here-documents looked at between two fences or tags."""
 _MAX_LINES = 10_000
 _MAX_TOKENS_AT_END = 8
 _PREFIX_CHARS = 80
 _DECODER = json.JSONDecoder(strict=False)
-# The delimiter of a here-document is nearly always a line of one word, else a short one.
-_WORD = re.compile(r"[\w.!@+%:/=~^-]{1,64}+")
-_LINE_OF_A_WORD = re.compile(rf"\n[ \t]{{0,64}}+({_WORD.pattern})(?=[ \t]{{0,64}}(?:\n|\Z))")
 _SHORT_LINE = re.compile(r"\n[ \t]{0,64}+(\S[^\n]{0,80}+)(?=\n|\Z)")
 _SPECIAL_TOKEN_END = re.compile(r".*[|\uff5c]>")
 _END_TOKENS = (
@@ -47,13 +42,6 @@ _END_TOKENS = (
 _PART_OF_TAG = re.compile(r"(?<=[\n>\[\]}])[ \t]{0,20}<(?:[/|\uff5c\w][^<>\n}]{0,60})?\Z")
 _JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 _CLOSING = {"{": "}", "[": "]"}
-# Escapes, comments and closed quotes come first, so that a lone quote is an open one.
-_SPAN = re.compile(
-    r"\\.|(?<![^\s;&|()])#[^\n]*+|\$'[^'\\]*+(?:\\.[^'\\]*+)*+'|'[^']*+'"
-    r"|\"[^\"\\]*+(?:\\.[^\"\\]*+)*+\"|(?P<open>['\"])"
-    rf"|(?P<heredoc>{HEREDOC_OPENER.pattern})",
-    re.DOTALL,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +59,7 @@ class Reading:
 class ReplyText:
     """The text of one reply and the progress of its reading.
 
-    `floor` is the index up to which it has been read; `num_unbalanced` counts the XML values whose
-    tags did not pair.
+    `floor` is the index up to which it has been read.
     """
 
     def __init__(self, text: str) -> None:
@@ -80,9 +67,8 @@ class ReplyText:
         part = _PART_OF_TAG.search(text, max(0, len(text) - 100))
         self.text = text[: part.start()] if part else text
         self.floor = 0
-        self.num_unbalanced = 0
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
-        self._line_ends: dict[re.Pattern[str], dict[str, list[int]]] = {}
+        self._line_ends: dict[str, list[int]] | None = None
         self._num_json = self._num_broken = 0
         self._num_searches = 0
 
@@ -152,13 +138,11 @@ class ReplyText:
 
     def heredoc_end(self, delimiter: str, start: int) -> int | None:
         """The end of the line that closes a here-document open at `start`; None if none does."""
-        delimiter = delimiter.strip()
-        line = _LINE_OF_A_WORD if _WORD.fullmatch(delimiter) else _SHORT_LINE
-        if (lines := self._line_ends.get(line)) is None:
-            lines = self._line_ends[line] = {}
-            for match in islice(line.finditer(self.text), _MAX_LINES):
-                lines.setdefault(match[1].rstrip(), []).append(match.end())
-        ends = lines.get(delimiter, ())
+        if self._line_ends is None:
+            self._line_ends = {}
+            for line in islice(_SHORT_LINE.finditer(self.text), _MAX_LINES):
+                self._line_ends.setdefault(line[1].rstrip(), []).append(line.end())
+        ends = self._line_ends.get(delimiter.strip(), ())
         index = bisect_left(ends, start)
         return ends[index] if index < len(ends) else None
 
@@ -189,51 +173,6 @@ class ReplyText:
         return any(
             self.heredoc_end(opener["delimiter"], opener.end()) is None for opener in openers
         )
-
-
-class ShellQuotes:
-    """The quotes and here-documents of the command at `start`, which hide fences and tags.
-
-    Read once, from the start of the command as far as the indexes asked about.
-    """
-
-    def __init__(self, reply: ReplyText, start: int) -> None:
-        self._reply = reply
-        self._start = start
-        self._begin = self._end = start
-        self._is_quote = False
-        self._num_spans = 0
-
-    def is_quoted(self, index: int) -> bool:
-        """Whether a quote is open at `index`; linear in total for growing indexes."""
-        return self.hides(index) and self._is_quote
-
-    def hides(self, index: int) -> bool:
-        """Whether a quote or a here-document is open at `index`."""
-        if index < self._begin:
-            self._begin = self._end = self._start
-        while self._end <= index:
-            if not self._read_next(index):
-                return False
-        return self._begin < index
-
-    def _read_next(self, index: int) -> bool:
-        """Go on to the next span; False if none starts before `index`."""
-        text = self._reply.text
-        span = _SPAN.search(text, self._end, index)
-        self._num_spans += 1
-        if span is None or self._num_spans > MAX_SPANS:
-            return False
-        # a quote that looks open may be closed behind `index`
-        whole = _SPAN.match(text, span.start()) if span["open"] else span
-        assert whole is not None
-        self._begin, self._end = whole.span()
-        self._is_quote = whole[0][-1] in "'\"" and whole["heredoc"] is None
-        if whole["open"]:
-            self._end = len(text) + 1
-        elif whole["heredoc"]:
-            self._end = self._reply.heredoc_end(whole["delimiter"], whole.end()) or whole.end()
-        return True
 
 
 def json_or_text(text: str) -> object:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from agentkv.tool_calls import (
     bash_tags,
@@ -46,7 +46,6 @@ _DIALECTS: tuple[tuple[_Reader, tuple[str, ...]], ...] = (
     (token_calls.read_harmony, (token_calls.HARMONY_OPENER,)),
     (bash_tags.read_bash_tag, (bash_tags.BASH_OPENER,)),
     (bash_tags.read_typed, (bash_tags.TYPED_OPENER,)),
-    (bash_tags.read_cline_tag, (bash_tags.CLINE_OPENER,)),
     (json_calls.read_bare, json_calls.BARE_OPENERS),
 )
 _BLOCKS = ("fenced", "tagged")
@@ -58,51 +57,45 @@ _QUOTES = "'\"`"
 def calls_in_text(text: str) -> list[ToolCall]:
     """Return the calls written in a text, in order; linear in its length.
 
-    Calls in a model's own format turn blocks of bash next to them into talk, and calls outside of a
-    draft (`<scratchpad>`) turn those within it into talk.
+    Calls in a model's own format turn blocks of bash next to them into talk.
     """
-    scan = _Scan(text)
-    calls = scan.calls()
-    return calls if calls or not scan.has_draft else _Scan(text, reads_drafts=True).calls()
+    scan, position = _Scan(text), 0
+    for _ in range(MAX_OPENERS):
+        opener = _OPENER.search(scan.reply.text, position)
+        if opener is None:
+            break
+        position = scan.read(opener)
+    marked = [call for call in scan.calls if call.source not in _BLOCKS]
+    return marked or scan.calls
 
 
 class _Scan:
     """One pass over a reply's text, from opener to opener."""
 
-    def __init__(self, text: str, *, reads_drafts: bool = False) -> None:
-        self.has_draft = False
-        self._reads_drafts = reads_drafts
-        self._reply = ReplyText(token_calls.with_harmony_tokens(text))
-        self._calls: list[ToolCall] = []
+    def __init__(self, text: str) -> None:
+        self.reply = ReplyText(text)
+        self.calls: list[ToolCall] = []
         self._num_calls_before_thought = 0
         self._is_in_open_thought = False
 
-    def calls(self) -> list[ToolCall]:
-        position = 0
-        for _ in range(MAX_OPENERS):
-            opener = _OPENER.search(self._reply.text, position)
-            if opener is None:
-                break
-            position = self._read(opener)
-        marked = [call for call in self._calls if call.source not in _BLOCKS]
-        return marked or self._calls
-
-    def _read(self, opener: re.Match[str]) -> int:
+    def read(self, opener: re.Match[str]) -> int:
         """Read what opens at a match; return where the scan continues."""
-        group = str(opener.lastgroup)
-        if group in _THOUGHT_OPENERS:
-            return _THOUGHT_OPENERS[group][0](self, opener)
-        reading = _CALL_OPENERS[group][0](self._reply, opener)
+        kind, _, number = str(opener.lastgroup).partition("_")
+        if kind == "thought":
+            return self._read_thought(opener)
+        if kind == "end":
+            return self._end_thought(opener)
+        reading = _CALLS[int(number)][0](self.reply, opener)
         if reading is None:
             return opener.start() + 1
         if reading.is_end_of_thought:
             self._drop_thought()
         elif not self._is_quoted(opener.start(), reading.end):
             is_open = self._is_in_open_thought
-            self._calls += [
+            self.calls += [
                 call for call in reading.calls if not (is_open and call.source in _TALK_IN_THOUGHT)
             ]
-        self._reply.floor = reading.end
+        self.reply.floor = reading.end
         return reading.end
 
     def _read_thought(self, opener: re.Match[str]) -> int:
@@ -111,12 +104,12 @@ class _Scan:
         In one that is never closed, calls of the model's own format are read: vLLM's reasoning
         parsers end a thought there.
         """
-        reply = self._reply
+        reply = self.reply
         if not reply.is_at_line_start(opener.start()):
             if thoughts.is_mention(reply.text, opener.start(), opener.end()):
                 return opener.end()
             if not thoughts.opens_within_line(reply, opener):
-                self._num_calls_before_thought = len(self._calls)
+                self._num_calls_before_thought = len(self.calls)
                 return opener.end()
         end = thoughts.end_of_thought(reply, opener)
         self._is_in_open_thought |= end is None
@@ -124,66 +117,33 @@ class _Scan:
         return reply.floor
 
     def _end_thought(self, closer: re.Match[str]) -> int:
-        if not thoughts.is_mention(self._reply.text, closer.start(), closer.end()):
+        if not thoughts.is_mention(self.reply.text, closer.start(), closer.end()):
             self._drop_thought()
-            self._reply.floor = closer.end()
+            self.reply.floor = closer.end()
         return closer.end()
 
     def _drop_thought(self) -> None:
         """Forget the calls since a thought opened, in the reply or in the prompt before it."""
-        del self._calls[self._num_calls_before_thought :]
+        del self.calls[self._num_calls_before_thought :]
         self._num_calls_before_thought = 0
-
-    def _read_draft(self, opener: re.Match[str]) -> int:
-        """Skip a draft on the first pass; if no call stands outside of it, it is the answer."""
-        if self._reads_drafts or not self._reply.is_at_line_start(opener.start()):
-            return opener.end()
-        if (end := thoughts.end_of_thought(self._reply, opener)) is None:
-            return opener.end()
-        self.has_draft = True
-        self._reply.floor = end
-        return end
 
     def _is_quoted(self, start: int, end: int) -> bool:
         """Whether quotes stand around a call, which makes it an example."""
-        quote = self._reply.text[start - 1 : start] if start else ""
-        return bool(quote) and quote in _QUOTES and self._reply.text.startswith(quote, end)
+        quote = self.reply.text[start - 1 : start] if start else ""
+        return bool(quote) and quote in _QUOTES and self.reply.text.startswith(quote, end)
 
 
-# What may follow `<`, so that a row of them costs nothing.
-_GUARDS = {"<": r"(?=/?[\w|\uff5c])"}
-_LITERAL = re.compile(r"\\\W|[\w<`~/]")
-
-
-def _alternatives(patterns: Iterable[str], depth: int = 2) -> str:
-    """Group patterns by the characters they start with, for a search that skips at C speed."""
-    branches: dict[str, list[str]] = {}
-    for pattern in patterns:
-        literal = _LITERAL.match(pattern)
-        first = literal[0] if literal and depth else ""
-        branches.setdefault(first, []).append(pattern.removeprefix(first))
-    return "|".join(
-        f"{first}{_GUARDS.get(first, '')}(?:{_alternatives(rests, depth - 1)})"
-        if first
-        else "|".join(rests)
-        for first, rests in branches.items()
-    )
-
-
-_THOUGHT_TAGS = (
-    (_Scan._read_thought, thoughts.OPENERS),
-    (_Scan._end_thought, thoughts.CLOSERS),
-    (_Scan._read_draft, thoughts.DRAFT_OPENERS),
-)
 _CALLS = [(reader, pattern) for reader, patterns in _DIALECTS for pattern in patterns]
-_THOUGHTS = [(method, pattern) for method, patterns in _THOUGHT_TAGS for pattern in patterns]
-# An empty group at the end of each pattern says by its name which one matched.
-_CALL_OPENERS = {f"call_{number}": pair for number, pair in enumerate(_CALLS)}
-_THOUGHT_OPENERS = {f"thought_{number}": pair for number, pair in enumerate(_THOUGHTS)}
+# An empty group at the end of each pattern says by its name which one matched. Each starts with a
+# literal character, so that `re` skips all others at C speed.
 _OPENER = re.compile(
-    _alternatives(
-        f"{pattern}(?P<{group}>)"
-        for openers in (_CALL_OPENERS, _THOUGHT_OPENERS)
-        for group, (_, pattern) in openers.items()
+    "|".join(
+        f"{pattern}(?P<{kind}_{number}>)"
+        for kind, patterns in (
+            ("call", [pattern for _, pattern in _CALLS]),
+            ("thought", thoughts.OPENERS),
+            ("end", thoughts.CLOSERS),
+        )
+        for number, pattern in enumerate(patterns)
     )
 )

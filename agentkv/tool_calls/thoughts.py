@@ -27,9 +27,6 @@ _CLOSER_TEXTS = {
 }
 OPENERS = (rf"<(?i:{_NAMES}){_ATTRIBUTES}>", *map(re.escape, _CLOSER_TEXTS))
 CLOSERS = (rf"</(?i:{_NAMES})>", *map(re.escape, _CLOSER_TEXTS.values()))
-DRAFT_OPENERS = (r"<(?i:analysis|reflection|scratchpad)>",)
-"""Elements in which prompts let a model think, but which may also hold its answer."""
-
 _OPENER = re.compile("|".join(OPENERS))
 _CLOSER = re.compile("|".join(CLOSERS))
 _MAX_CLOSER_CHARS = 80

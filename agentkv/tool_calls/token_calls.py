@@ -55,10 +55,6 @@ _HARMONY_END_OF_JSON = re.compile(r"\s*+(?:<\||assistant|\Z)")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]{1,200})")
 _NO_TOOLS = frozenset({"assistant", "user", "system", "developer", "all"})
 _THINKING = re.compile(r"analysis|to=self")  # Muse Glimmer's, else gpt-oss's
-# What is left of the headers once special tokens are dropped.
-_BARE_START = re.compile(r"(?:assistant)?(?:analysis|commentary to=functions\.)")
-_BARE_ANALYSIS = re.compile(r"(?:assistant)?analysis(?=[A-Z])")
-_BARE_HEADER = re.compile(r"(?:\A|assistant)(analysis|commentary|final)(?=( to=)?)")
 
 
 def read_named(reply: ReplyText, opener: re.Match[str]) -> Reading:
@@ -116,24 +112,6 @@ def _as_json(word: re.Match[str]) -> str:
         return f"{json.dumps(word['word'])}:"
     text = word["word"].rstrip()
     return json.dumps(text) if json_or_text(text) is text else text
-
-
-def with_harmony_tokens(text: str) -> str:
-    """Restore the headers of a harmony reply that was decoded without special tokens.
-
-    Any other text is returned as it is.
-    """
-    if not _BARE_START.match(text):
-        return text
-    headers = list(_BARE_HEADER.finditer(text))
-    if len(headers) < 2 and "to=functions." not in text and not _BARE_ANALYSIS.match(text):
-        return text
-    return _BARE_HEADER.sub(
-        lambda header: (
-            f"<|start|>assistant<|channel|>{header[1]}{'' if header[2] else '<|message|>'}"
-        ),
-        text,
-    )
 
 
 def read_harmony(reply: ReplyText, opener: re.Match[str]) -> Reading:
