@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 from agentkv.commands.programs import (
     MAX_WORDS,
@@ -45,29 +44,30 @@ HEREDOC_OPENER = re.compile(
     r"(?(quote)(?P=quote))"
 )
 _BALANCED = r"\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)"
+_WORD = (
+    r"(?:[^\s\\'\"`$;&|<>()]++|\\.|'[^']*+(?:'|\Z)|\"(?:[^\"\\]++|\\.)*+(?:\"|\Z)"
+    rf"|\$(?!\()|[$<>]{_BALANCED}|\({_BALANCED}\)|(?<==){_BALANCED}|`[^`]*+`|\(\))++"
+)
 _TOKEN = re.compile(
     r"(?P<blank>[ \t\r]+|\\\n|(?<![^\s;&|(])\#[^\n]*+)"
     rf"|(?P<heredoc>{HEREDOC_OPENER.pattern})"
-    r"|(?P<end>&&|\|\||\|&?|;;&?|[;\n]|&(?!>)|\((?!\()|\))"
-    rf"|(?P<word>(?:[^\s\\'\"`$;&|<>()]++|\\.|'[^']*+(?:'|\Z)|\"(?:[^\"\\]++|\\.)*+(?:\"|\Z)"
-    rf"|\$(?!\()|[$<>]{_BALANCED}|\({_BALANCED}\)|(?<==){_BALANCED}|`[^`]*+`|\(\))++)"
-    r"|(?P<redirect>&?>>?[&|]?|<<<|<&?)",
+    rf"|(?P<redirect>\d?(?:&>>?|>>?(?!\()[&|]?|<<<|<(?!\()&?)\s*+(?:{_WORD})?)"
+    r"|(?P<end>&&|\|\||\|&?|;;&?|[;\n]|&|\((?!\()|\))"
+    rf"|(?P<word>{_WORD})",
     re.DOTALL,
 )
 _QUOTED = re.compile(r"'([^']*+)'?|\"((?:[^\"\\]++|\\.)*+)\"?|\\(.)", re.DOTALL)
 _ESCAPED = re.compile(r"\\([\"$])")
 _WINDOWS_PATH = re.compile(r"[\w.:]\\+[\w.]")
 _SUBSTITUTION = re.compile(rf"(?:(?<!\\)\$|^[<>])({_BALANCED})|(?<!\\)`([^`]*+)`")
-_VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?:\[@\])?(?::?-([^}]*))?[}%]?")
-_ASSIGNED = re.compile(r"\$?(\w{1,64})=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?::?-([^}]*))?[}%]?")
+_ASSIGNED = re.compile(r"(\w{1,64})=(.*)", re.DOTALL)
 _KEYWORDS = re.compile(r"if|then|elif|else|do|done|[{}!]|fi|esac|for|select|while|until")
 _OVER_WORDS = ("for", "select")
 _LOOPS = (*_OVER_WORDS, "while", "until")
-_COUNTED = re.compile(r"\w+=(\d{1,6});\w+<(=?)(\d{1,6});")
-_RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
-_SEQ = re.compile(r"\$\(seq (?:(\d{1,6}) )?(\d{1,6})\)")
+_RANGE = re.compile(r"(?:\{|\$\(seq )(?:(\d{1,6})(?:\.\.| ))?(\d{1,6})[})]")
 _LEAVES = re.compile(r"\b(?:break|exit|return)\b(?!_)")
-_ENDLESS = re.compile(r"while (?:true|:|\[+ 1 \]+|\(\( ?1 ?\)\)|sleep .*|! false)|until false")
+_ENDLESS = re.compile(r"while (?:true|:|\[+ 1 \]+|sleep .*)|until false")
 _EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 
 
@@ -75,17 +75,13 @@ _EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 class CommandAnalysis:
     """The programs of a bash text in the order written, and the shape of the text around them.
 
-    `programs` leaves out a `cd` among others, and is empty if nothing runs.
+    `programs` leaves out a `cd` among others, and is empty if nothing runs. `marks` are separators,
+    `>` of redirections, `(` of subshells and `do` of loops.
     """
 
     text: str
     programs: tuple[Program, ...] = ()
-    num_pipes: int = 0
-    has_and: bool = False
-    has_semicolon: bool = False
-    has_redirect: bool = False
-    has_loop: bool = False
-    has_subshell: bool = False
+    marks: tuple[str, ...] = ()
 
 
 def analyze_command(text: str) -> CommandAnalysis:
@@ -108,17 +104,8 @@ def _analyzed(text: str) -> CommandAnalysis:
     text, bare = _cut_heredocs(text, found.heredocs)
     _Script(bare[:MAX_READ_CHARS], found).read()
     programs = [each for each in found.programs if each.name not in ("cd", "pushd")]
-    marks = found.marks
-    return CommandAnalysis(
-        text[:MAX_READ_CHARS],
-        tuple(programs or found.programs[:1]),
-        num_pipes=marks.count("|"),
-        has_and="&&" in marks,
-        has_semicolon=";" in marks or "\n" in marks,
-        has_redirect=">" in marks,
-        has_loop="do" in marks,
-        has_subshell="(" in marks,
-    )
+    shown = tuple(programs or found.programs[:1])
+    return CommandAnalysis(text[:MAX_READ_CHARS], shown, tuple(found.marks))
 
 
 def _cut_heredocs(text: str, bodies: list[str]) -> tuple[str, str]:
@@ -132,15 +119,13 @@ def _cut_heredocs(text: str, bodies: list[str]) -> tuple[str, str]:
     for _ in range(_MAX_HEREDOCS if "<<" in text else 0):
         opener = HEREDOC_OPENER.search(text, position)
         body = text.find("\n", opener.end()) + 1 if opener else 0
-        if opener is None or not body:
+        if opener is None or not body or num_open > _MAX_OPEN:
             break
         closer = re.compile(rf"^[ \t]*{re.escape(opener['delimiter'])}[ \t]*$", re.MULTILINE)
         end = closer.search(text, body)
         if end is None:  # cut off, or `1 << n`
             position = opener.end()
             num_open += 1
-            if num_open > _MAX_OPEN:
-                break
         else:
             position = end.end()
             bodies.append(text[body : min(end.start(), body + _KEPT_CHARS)])
@@ -156,31 +141,26 @@ class _Found:
 
     programs: list[Program] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
-    """Separators, `>` of redirections, `(` of subshells and `do` of loops."""
     heredocs: list[str] = field(default_factory=list)
     """What was cut out of the text, in its order."""
     variables: dict[str, str] = field(default_factory=dict)
     num_tokens: int = 0
 
-    def change(self, first: int, **changes: object) -> None:
-        self.programs[first:] = [replace(each, **changes) for each in self.programs[first:]]  # type: ignore[arg-type]
-
 
 class _Script:
     """One bash text, read from left to right."""
 
-    def __init__(self, text: str, found: _Found, depth: int = 0) -> None:
-        """`depth` counts the scripts that this one is nested in."""
+    def __init__(self, text: str, found: _Found, depth: int = 0, rounds: float | None = 1) -> None:
+        """`depth` counts the scripts that this one is nested in; it runs `rounds` times."""
         self._text, self._found, self._depth = text, found, depth
         self._words: list[str] = []
         self._loop = ""
         """The keyword of a loop whose words are being read."""
-        self._rounds: float | None = None
-        self._loops: list[tuple[int, int, float | None]] = []
-        """Per open loop the first program and character of its body, and its rounds."""
+        self._rounds_of_loop: float | None = None
+        self._rounds = [rounds]
+        """Those of the script and of each open loop in it; None if the text does not say."""
         self._lists = [0]
         """The first program of each open list, which an `&` behind it sends to the background."""
-        self._has_input = self._is_piped = False
         self._stdin = ""
 
     def read(self) -> None:
@@ -188,41 +168,31 @@ class _Script:
         while position < len(self._text) and found.num_tokens < _MAX_TOKENS:
             found.num_tokens += 1
             token = _TOKEN.match(self._text, position)
-            kind = token and token.lastgroup
             position = token.end() if token else position + 1
-            if token is None or kind == "blank":
+            if token is None or token.lastgroup == "blank":
                 continue
-            if kind == "word" or (self._words[:1] == ["[["] and kind != "heredoc"):
-                self._take_word(token[0], token.start())
-            elif kind == "end":
-                self._take_end(token[0])
-            elif kind == "redirect":
-                found.marks.append(">")
-                self._has_input |= "<" in token[0]
-                if self._words and self._words[-1].isdecimal() and token[0] != "<<<":
-                    self._words.pop()
-                while position < len(self._text) and self._text[position].isspace():
-                    position += 1
-                word = _TOKEN.match(self._text, position)
-                if word is not None and word.lastgroup == "word":
-                    position = word.end()
-                    self._stdin = _unquoted(word[0]) if token[0] == "<<<" else self._stdin
-            else:
+            if token.lastgroup == "heredoc":
                 self._stdin = found.heredocs.pop(0) if found.heredocs else ""
-                self._has_input = True
+            elif token.lastgroup == "redirect":
+                found.marks.append(">")
+            elif token.lastgroup == "word" or (
+                self._words[:1] == ["[["] and "]]" not in self._words
+            ):
+                self._take_word(token[0], token.start())
+            else:
+                self._take_end(token[0])
         self._end_command()
-        while self._loops:
-            self._end_loop(len(self._text))
 
     def _take_word(self, text: str, start: int) -> None:
         if not self._words and self._loop not in _OVER_WORDS and _KEYWORDS.fullmatch(text):
             if text in _LOOPS:
-                self._loop, self._rounds = text, None
-            elif text == "do" and len(self._loops) < _MAX_LOOPS:
+                self._loop, self._rounds_of_loop = text, None
+            elif text == "do" and len(self._rounds) < _MAX_LOOPS:
                 self._found.marks.append("do")
-                self._loops.append((len(self._found.programs), start, self._rounds))
+                rounds = None if _LEAVES.search(self._text, start) else self._rounds_of_loop
+                self._rounds.append(rounds and self._rounds[-1] and rounds * self._rounds[-1])
             elif text == "done":
-                self._end_loop(start)
+                self._rounds[1:] = self._rounds[1:-1]
             return
         if len(self._words) < MAX_WORDS:
             self._words.append(_unquoted(text))
@@ -236,89 +206,74 @@ class _Script:
         if text == ")" and len(self._lists) == 1:
             self._words.clear()  # the label of a `case`
         self._end_command()
-        found = self._found
+        found, first = self._found, self._lists[-1]
         found.marks.append(text)
         if text == "&":
-            found.change(self._lists[-1], is_background=True)
+            found.programs[first:] = [
+                replace(p, is_background=True) for p in found.programs[first:]
+            ]
         if text == "(":
             self._lists.append(len(found.programs))
         elif text == ")" and len(self._lists) > 1:
             self._lists.pop()
         elif text in ("&", ";", "\n"):
             self._lists[-1] = len(found.programs)
-        self._is_piped = text in ("|", "|&")
 
     def _read_nested(self, text: str) -> bool:
         """Read a text within this one; True if it runs anything."""
         num = len(self._found.programs)
         if self._depth < _MAX_DEPTH:
-            _Script(text, self._found, self._depth + 1).read()
+            _Script(text, self._found, self._depth + 1, self._rounds[-1]).read()
         return len(self._found.programs) > num
-
-    def _end_loop(self, end: int) -> None:
-        if self._loops:
-            first, start, rounds = self._loops.pop()
-            rounds = None if _LEAVES.search(self._text, start, end) else rounds
-            for index, each in enumerate(self._found.programs[first:], first):
-                both = None if each.rounds is None or rounds is None else each.rounds * rounds
-                self._found.programs[index] = replace(each, rounds=both)
 
     def _end_command(self) -> None:
         words, self._words = self._words, []
         loop, self._loop = self._loop, ""
         stdin, self._stdin = self._stdin, ""
-        has_input, self._has_input = self._has_input or self._is_piped, False
         if loop in _OVER_WORDS:
-            self._rounds = _rounds_of(words)
+            self._rounds_of_loop = _rounds_of(words[2:])
         elif loop and _ENDLESS.fullmatch(f"{loop} {' '.join(words)}"):
-            self._rounds = math.inf
-        if words[1:2] == ["="]:  # PowerShell's `$x = ...`
-            words = [f"{words[0]}={' '.join(words[2:])}"]
+            self._rounds_of_loop = math.inf
         for assigned in map(_ASSIGNED.fullmatch, words):
             if assigned is None:
                 break
-            self._found.variables[assigned[1]] = assigned[2][:200].strip("()")
+            self._found.variables[assigned[1]] = assigned[2][:200]
         else:
             return
-        first = len(self._found.programs)
         if loop not in _OVER_WORDS and words[0] != "case" and words[0][-2:] != "()":
             self._run(tuple(words), stdin)
-            if has_input:
-                self._found.change(first, has_input=True)
 
     def _run(self, words: tuple[str, ...], stdin: str) -> None:
         """Add the programs that these words run."""
         found = self._found
-        if len(found.programs) >= MAX_PROGRAMS:
-            return
         first = len(found.programs)
+        if first >= MAX_PROGRAMS:
+            return
         runs = unwrap(self._expanded(words))
         argv = self._expanded(runs.argv)
         if argv != runs.argv:  # `timeout 60 $PY -m pytest`
             runs = runs._replace(argv=unwrap(argv).argv)
         name = program_name(runs.argv[0]) if runs.argv else ""
         is_shell = name in SHELLS or name in ("su", "ssh")
-        reads_stdin = is_shell and program_of(runs.argv).key in (
-            name,
-            f"{name}:-",
-            f"ssh:{runs.argv[-1]}",
-        )
-        script = runs.script or (stdin if reads_stdin else "")
-        is_read = bool(script) and (is_shell or not runs.argv) and self._read_nested(script)
+        own_keys = (name, f"{name}:-", f"ssh:{runs.argv[-1]}") if is_shell else ()
+        script = runs.script
+        if not script and is_shell and program_of(runs.argv).key in own_keys:
+            script = stdin
+        is_read = bool(script) and self._read_nested(script)
         if runs.argv and not (is_read and name in SHELLS):
             program = program_of(runs.argv)
-            found.programs.insert(first, replace(program, code=program.code or stdin[:_KEPT_CHARS]))
-        if script and runs.argv and not is_shell:
-            self._read_nested(script)
+            code = program.code or stdin[:_KEPT_CHARS]
+            found.programs.insert(first, replace(program, code=code, rounds=self._rounds[-1]))
         if runs.inner:
             self._run(runs.inner, stdin)
-        if words[0] == "xargs" and not {"-n1", "-n", "-I", "-i"}.isdisjoint(words[1:4]):
-            found.change(first, rounds=None)
-        for executed in _executed(runs.argv) if name in ("find", "fd") else ():
-            self._run(executed if executed[0] != name else (name,), "")
-            found.change(first + 1, rounds=None)
-        if runs.timeout_s:
-            found.change(first, timeout_s=runs.timeout_s)
+        behind = dropwhile(lambda word: word not in _EXECUTING, runs.argv)
+        if name in ("find", "fd") and next(behind, None):
+            executed = tuple(takewhile(lambda word: word not in (";", "+"), behind))
+            self._rounds.append(None)
+            self._run(executed if executed[:1] != (name,) else (name,), "")
+            self._rounds.pop()
+        if limit_s := runs.timeout_s:
+            found.programs[first:] = [replace(p, timeout_s=limit_s) for p in found.programs[first:]]
 
     def _expanded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Replace a variable in the program's place by what the text has set it to."""
@@ -326,17 +281,9 @@ class _Script:
         if variable is None:
             return argv
         value = self._found.variables.get(variable[1]) or variable[2] or ""
-        value = value.removeprefix("$(which ").rstrip(")")  # `PY=$(which python)`
         if not value and variable[1].isupper():
             value = variable[1].lower()  # `$PYTHON x.py`
         return (*value.split(), *argv[1:]) if value and value[0] != "$" else argv
-
-
-def _executed(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The words of each program that `find -exec` or `fd -x` runs."""
-    for start in [index for index, word in enumerate(argv) if word in _EXECUTING][:4]:
-        if words := tuple(takewhile(lambda word: word not in (";", "+"), argv[start + 1 :])):
-            yield words[:MAX_WORDS]
 
 
 def _unquoted(text: str) -> str:
@@ -348,18 +295,10 @@ def _unquoted(text: str) -> str:
     )
 
 
-def _rounds_of(words: list[str]) -> float | None:
-    """Return the rounds of a `for` over words, a range, `seq` or a counter; None if not said."""
-    if len(words) == 1:
-        counter = re.sub(r"\s", "", words[0]).strip("()")
-        counted = _COUNTED.match(counter)
-        if counted is None:
-            return math.inf if counter[:2] == ";;" else None
-        return int(counted[3]) - int(counted[1]) + (counted[2] == "=")
-    values = words[2:]
-    for pattern in (_RANGE, _SEQ):
-        if found := pattern.fullmatch("".join(values)):
-            return abs(int(found[2]) - int(found[1] or 1)) + 1
+def _rounds_of(values: list[str]) -> float | None:
+    """Return the rounds of a `for` over words, a range or `seq`; None if the text does not say."""
+    if found := _RANGE.fullmatch("".join(values)):
+        return abs(int(found[2]) - int(found[1] or 1)) + 1
     return len(values) if values and not any(set("*?$`") & set(word) for word in values) else None
 
 

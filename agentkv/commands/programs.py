@@ -5,7 +5,6 @@ The names of wrappers, interpreters and options stand in `programs.toml`.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import tomllib
@@ -31,9 +30,9 @@ TAKES_OPERANDS, SHELLS, _TASKS, _VALUED, _GLOBAL, _SCRIPTED = (
     frozenset(TABLES["words"][name].split())
     for name in ("takes_operands", "shells", "tasks", "value_options", "global", "scripted")
 )
-NESTED, _MODES, _OWN_VALUED, _WRAPPERS, LIMITS, FOLLOWS = (
+NESTED, _MODES, _OWN_VALUED, _WRAPPERS, LIMITS = (
     {name: value.split() for names, value in TABLES[table].items() for name in names.split()}
-    for table in ("nested", "modes", "own_value_options", "wrappers", "limits", "follows")
+    for table in ("nested", "modes", "own_value_options", "wrappers", "limits")
 )
 _RUNNERS = frozenset(name.partition(":")[0] for name in _WRAPPERS if ":" in name)
 INTERPRETERS: Mapping[str, list[str]] = {
@@ -70,8 +69,6 @@ class Program:
     rounds: float | None = 1
     """Number of runs; None if the text does not say, infinite in a loop that nothing ends."""
     is_background: bool = False
-    has_input: bool = False
-    """True for a reader of a pipe, a file or a here-document."""
     code: str = ""
     """The code that an interpreter is given, on its command line or in a here-document."""
 
@@ -166,18 +163,19 @@ def subcommands(argv: tuple[str, ...]) -> list[str]:
 def invocation(argv: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     """Read what an interpreter runs: its kind (code, module, script, stdin), that, and the rest."""
     code, module, valued = INTERPRETERS[argv[0]]
-    if argv[0] in ("powershell", "pwsh", "cmd"):
-        return _windows_invocation(argv)
     has_code, index = False, 1
     while index < len(argv):
         word, index = argv[index], index + 1
+        if argv[0] in ("powershell", "pwsh", "cmd"):
+            # their code is all behind `-Command`, in short `-c`, or `/c`
+            if word[:1] in "-/" and word[1:] and "command".startswith(word.lower().lstrip("-/")):
+                return "code", " ".join(argv[index:]).strip("&{} ").replace(" & ", " ; "), ()
+            continue
         if word in ("-", "-s"):
             return "stdin", "-", argv[index:]
         if word[:1] not in ("-", "+"):
             return "code" if has_code else "script", word, argv[index:]
-        letters = word[1:] if word[1:2] != "-" else ""
-        if _CODE.fullmatch(word) and not letters and "=" not in word:
-            letters = code[:1]
+        letters = word[1:] if word[1:2] != "-" else code[:1] if _CODE.fullmatch(word) else ""
         for position, letter in enumerate(letters, 2):
             if letter in code and argv[0] in SHELLS:
                 has_code = True  # it is the first word behind all options
@@ -188,22 +186,6 @@ def invocation(argv: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
             elif letter in valued:
                 index += position > len(letters)
                 break
-    return "stdin", "", ()
-
-
-def _windows_invocation(argv: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    """Read PowerShell or cmd: their code is all behind `-Command`, in short `-c`, or `/c`."""
-    for index, word in enumerate(argv[1:-1], 2):
-        option, rest = word.lower().lstrip("-/") if word[:1] in "-/" else "", argv[index:]
-        if argv[0] == "cmd" and option in ("c", "k"):
-            return "code", re.sub(r"(?<![&>])&(?![&0-9])", ";", " ".join(rest)), ()
-        if option and "command".startswith(option):
-            return "code", " ".join(rest).strip("&{} "), ()
-        if option in ("e", "ec") or option[:2] == "en":
-            raw = base64.b64decode(rest[0].encode("ascii", "ignore") + b"==")
-            return "code", raw.decode("utf-16-le", "replace"), ()
-        if option and "file".startswith(option):
-            return "script", rest[0], rest[1:]
     return "stdin", "", ()
 
 
@@ -225,7 +207,7 @@ def unwrap(argv: tuple[str, ...]) -> Wrapped:
 
 def _behind(name: str, argv: tuple[str, ...]) -> Wrapped | None:
     """Read what a wrapper runs; None if it is none, or runs nothing."""
-    if name == "start-sleep" or (name == "timeout" and argv[1:2] == ("/t",)):
+    if name == "start-sleep":
         return Wrapped((), ("sleep", next(filter(str.isdecimal, argv), "")))
     if name == "eval":
         return Wrapped(script=" ".join(argv[1:]))
@@ -243,9 +225,7 @@ def _behind(name: str, argv: tuple[str, ...]) -> Wrapped | None:
         return None
     spec, start = _WRAPPERS[wrapper], index
     while index < len(argv) and argv[index][:1] == "-" and argv[index] != "--":
-        word = argv[index]
-        ends_in_valued = word[:2] not in spec and word[:2] != "--" and f"-{word[-1]}" in spec
-        index += 1 + (word in spec or ends_in_valued)  # `-u bob`, `-iu bob`, not `-n5`
+        index += 1 + (argv[index] in spec)  # `-u bob`
     options, words = argv[start:index], argv[index:]
     scripts = [i for i, word in enumerate(argv[:-1]) if _CODE.fullmatch(word)]
     if scripts and wrapper in _SCRIPTED:
@@ -259,8 +239,6 @@ def _behind(name: str, argv: tuple[str, ...]) -> Wrapped | None:
     if not rest or is_idle or (rest[0] in _TASKS and "tasks" in spec):
         return None
     own = argv[: index + 1] if "waits" in spec else ()
-    if name == "env" and options[-1:] == ("-S",):
-        rest = (*rest[0].split(), *rest[1:])
     if name == "ssh" or (len(rest) == 1 and " " in rest[0]):
         return Wrapped(own, (), " ".join(rest), limit_s)
     return Wrapped(own, rest[:MAX_WORDS], "", limit_s)

@@ -46,7 +46,6 @@ SURE_FAST, SURE_SLOW = 0.75, 0.65
 """Probabilities above which a command is called fast or slow; ours are calibrated."""
 TTL_SHARE, MAX_FAST_TTL_S = 0.95, 10.0
 LEVEL_NAMES = ("the same program", "the same words", "this command")
-THIS_COMMAND = 2
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _FILTERS = frozenset(TABLES["words"]["filters"].split())
 """They shape another program's output; their own time hardly counts."""
@@ -111,10 +110,9 @@ class CellEstimator:
         if censored:
             ln_s, _ = self._posterior(reading)[0].beyond(math.exp(ln_s))
         self._learn_parts(reading.parts, ln_s - math.log(reading.guess.seconds))
-        for place, level in enumerate(reading.levels):
+        for level in reading.levels:
             cell = self._cells.pop(level, None) or Cell()
-            # other texts learn from a single run, this one from its whole loop
-            cell.add(ln_s if place == THIS_COMMAND else ln_s - math.log(reading.guess.repeats))
+            cell.add(ln_s)
             self._cells[level] = cell
         while len(self._cells) > MAX_CELLS:
             self._cells.popitem(last=False)
@@ -132,9 +130,8 @@ class CellEstimator:
             if cell is not None:
                 runs = "1 run" if cell.num_runs == 1 else f"{cell.num_runs} runs"
                 seen.append(f"{runs} of {LEVEL_NAMES[place]}")
-                added = 0.0 if place == THIS_COMMAND else math.log(guess.repeats)
                 share = cell.weight / (cell.weight + PRIOR_WEIGHT)
-                distance = cell.mean + added - mean
+                distance = cell.mean - mean
                 squares = cell.squares + cell.weight * RUN_SPREAD_LN**2
                 squares += PRIOR_WEIGHT * share * distance**2
                 mean += share * distance
@@ -160,26 +157,23 @@ class CellEstimator:
             self._weights.popitem(last=False)
 
     def state(self) -> dict[str, Any]:
-        cells = self._cells.items()
-        return {
-            "cells": [
-                [k, c.num_runs, *(round(x, 4) for x in (c.weight, c.mean, c.squares))]
-                for k, c in cells
-            ],
-            "weights": [[k, round(mean, 4), round(v, 5)] for k, (mean, v) in self._weights.items()],
-        }
+        cells = [
+            [key, cell.num_runs, round(cell.weight, 4), round(cell.mean, 4), round(cell.squares, 4)]
+            for key, cell in self._cells.items()
+        ]
+        weights = [[part, round(m, 4), round(v, 5)] for part, (m, v) in self._weights.items()]
+        return {"cells": cells, "weights": weights}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned. Raises KeyError, TypeError or ValueError otherwise."""
-        for key, num_runs, *numbers in state["cells"][-MAX_CELLS:]:
-            weight, mean, squares = map(float, numbers)
+        for key, num_runs, weight, mean, squares in state["cells"][-MAX_CELLS:]:
             if not (0 <= weight <= 6 and abs(mean) < 50 and 0 <= squares < 1e6):
-                raise ValueError(f"not a cell: {key!r:.80}, {numbers!r:.80}")
+                raise ValueError(f"not a cell: {key!r:.80}")
             self._cells[str(key)] = Cell(weight, mean, squares, int(num_runs))
         for part, mean, variance in state["weights"][-MAX_WEIGHTS:]:
             if not (abs(mean) < 50 and 0 <= variance <= 10):
-                raise ValueError(f"not a weight: {part!r:.80}, {mean!r:.20}, {variance!r:.20}")
-            self._weights[str(part)] = float(mean), float(variance)
+                raise ValueError(f"not a weight: {part!r:.80}")
+            self._weights[str(part)] = mean, variance
 
 
 @lru_cache(maxsize=MAX_READ)
@@ -201,13 +195,19 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> tuple[list[str], 
         words = [word.rstrip("/") if len(word) < 60 and " " not in word else "*" for word in given]
         shape = " ".join((program.name, *words))
         shapes.append(shape if program.name == "sleep" else _NUMBER.sub("0", shape))
-        own = f"{mode_of(program)} {program.key}"
+        kind = _kind_of(program)
         named = [_NUMBER.sub("0", word) if word[:1] == "-" else word for word in words]
-        parts += [own, f"{mode_of(program)} {program.name} *", *(f"{own} {word}" for word in named)]
+        parts += [f"{kind} {program.key}", f"{kind} {program.name} *"]
+        parts += [f"{kind} {program.key} {word}" for word in named]
     main = module_of(main)
     name = " ".join(main.argv) if main.name == "sleep" else main.key
-    levels = [f"{mode_of(main)} {name}", f"{mode_of(main)}; {'; '.join(shapes)}", text]
+    levels = [f"{_kind_of(main)} {name}", f"{_kind_of(main)}; {'; '.join(shapes)}", text]
     return [level[:_MAX_KEY_CHARS] for level in levels], list(dict.fromkeys(parts))[:_MAX_PARTS]
+
+
+def _kind_of(program: Program) -> str:
+    """Say which runs teach something of a program's run: a loop and a single run do not."""
+    return mode_of(program) if program.rounds == 1 else "loop"
 
 
 def _digest(key: str) -> str:

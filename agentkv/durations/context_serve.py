@@ -14,7 +14,6 @@ import json
 import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -27,7 +26,6 @@ from agentkv.durations.prediction import (
     FAST_S,
     SLOW_S,
     SURE,
-    TTL_SHARE,
     LogNormal,
     Prediction,
     Speed,
@@ -36,7 +34,8 @@ from agentkv.durations.prediction import (
     verdict,
 )
 
-FAST_TTL_S = 3.0
+FAST_TTL_S, TTL_SHARE = 3.0, 0.9
+"""The pin of a listed fast program, and the share of its runs that any other's outlasts."""
 FAST, SLOW = (frozenset(TABLES["context_serve"][name].split()) for name in ("fast", "slow"))
 _ENDS_EARLY = re.compile(r"-[vqsl]*x[vqsl]*|--exitfirst|--collect-only")
 _DOWNLOADS = re.compile(r"-[fgiksLS]*[oO].*|--output|--remote-name")
@@ -78,14 +77,12 @@ class ContextServeEstimator:
         speed, decisive = listed_speed(command)
         if speed != "uncertain":
             names = ", ".join(dict.fromkeys(each.key for each in decisive[:4]))
-            found = "all that runs: " if speed == "fast" else ""
-            explanation = f"The list of {speed} programs has {found}{names}."
+            explanation = f"On the list of {speed} programs: {names}."
             return prediction(speed, _LISTED[speed], FAST_TTL_S, "rules", explanation)
         key = self._warm_key(decisive)
         distribution = self._distribution(key)
-        ttl_s = distribution.quantile_s(TTL_SHARE)
         if key:  # its "uncertain" is an answer too, since it rests on runs of this very tool
-            num_runs = len(self._windows[key])
+            ttl_s, num_runs = distribution.quantile_s(TTL_SHARE), len(self._windows[key])
             explanation = f"Posterior after {num_runs} runs of `{key}`: {summary(distribution)}"
             return prediction(verdict(distribution), distribution, ttl_s, "bayes", explanation)
         # of a program without a feature the trees see the command's length and little else, and
@@ -96,8 +93,8 @@ class ContextServeEstimator:
                 return boosted
         unknown = f"`{decisive[0].key}`" if decisive else "a command that runs nothing"
         explanation = (
-            f"No layer is sure of {unknown}: it is on no list, was observed fewer than "
-            f"{COLD_START} times, and its features do not tell."
+            f"No layer is sure of {unknown}: on no list, observed fewer than {COLD_START} times, "
+            "and its features do not tell."
         )
         return prediction("uncertain", distribution, 0.0, "fallback", explanation)
 
@@ -107,7 +104,7 @@ class ContextServeEstimator:
         mean, variance = math.log(duration_s), 0.0
         if censored:
             mean, variance = self._distribution(self._warm_key(decisive)).beyond(duration_s)
-        for key in ("", *dict.fromkeys(_keys_of(decisive))):
+        for key in ("", *_keys_of(decisive)):
             window = self._windows.pop(key, None) or deque(maxlen=WINDOW)
             window.append((mean, variance))
             self._windows[key] = window
@@ -131,22 +128,19 @@ class ContextServeEstimator:
         return LogNormal(mean, math.sqrt(variance) * (1 + 0.11 / shape))
 
     def state(self) -> dict[str, Any]:
-        return {key: [list(run) for run in runs] for key, runs in self._windows.items()}
+        return {key: list(runs) for key, runs in self._windows.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned. Raises TypeError or ValueError for other data."""
         for key, runs in list(state.items())[-MAX_WINDOWS:]:
-            window = self._windows[key] = deque(maxlen=WINDOW)
+            self._windows[key] = deque(((mean, variance) for mean, variance in runs), WINDOW)
             for mean, variance in runs:
                 if not (abs(mean) <= _MAX_SAVED and 0 <= variance <= _MAX_SAVED):
                     raise ValueError(f"not a mean and a variance: {mean!r}, {variance!r}")
-                window.append((float(mean), float(variance)))
 
 
-def _keys_of(decisive: list[Program]) -> Iterator[str]:
-    if decisive:
-        yield decisive[0].key
-        yield decisive[0].name
+def _keys_of(decisive: list[Program]) -> list[str]:
+    return list(dict.fromkeys((decisive[0].key, decisive[0].name))) if decisive else []
 
 
 def listed_speed(command: CommandAnalysis) -> tuple[Speed, list[Program]]:
@@ -196,10 +190,7 @@ def boosted_prediction(command: CommandAnalysis) -> Prediction:
     mean_ln = math.log(SLOW_S) + BOOSTED_SPREAD_LN * NormalDist().inv_cdf(p_slow)
     found = LogNormal(mean_ln, BOOSTED_SPREAD_LN)
     speed: Speed = "slow" if p_slow > SLOW_OVER else "fast" if p_slow < FAST_UNDER else "uncertain"
-    explanation = (
-        f"By its features alone (programs' classes, flags, pipes, length) "
-        f"{p_slow:.0%} of such commands take over {SLOW_S:g} s."
-    )
+    explanation = f"By its features {p_slow:.0%} of such commands take over {SLOW_S:g} s."
     return prediction(speed, found, found.quantile_s(TTL_SHARE), "boosted", explanation)
 
 
@@ -219,15 +210,15 @@ def classes_of(program: Program) -> set[str]:
 
 def command_features(command: CommandAnalysis) -> list[float]:
     """Return the 25 features of a command as the trees number them; flags are 0 or 1."""
-    programs = command.programs
+    programs, marks = command.programs, command.marks
     words = [word for program in programs for word in program.argv]
     flags = "".join(word for word in words if word[:1] == "-" and word[1:2] != "-")
     classes = {kind for program in programs for kind in classes_of(program)}
     pythons = [program for program in programs if program.name == "python"]
     features = [
-        *(len(words) - len(programs), len(command.text), len(programs), command.num_pipes),
-        *(command.num_pipes > 0, command.has_redirect, command.has_semicolon, command.has_and),
-        *(command.has_loop, command.has_subshell),
+        *(len(words) - len(programs), len(command.text), len(programs), marks.count("|")),
+        *("|" in marks, ">" in marks, ";" in marks or "\n" in marks, "&&" in marks),
+        *("do" in marks, "(" in marks),
         *("r" in flags or "R" in flags, "v" in flags, "f" in flags),
         *(name in classes for name in CLASSES),
         any(program.key == "python:-c" for program in pythons),

@@ -12,14 +12,9 @@ from typing import Literal, Protocol
 
 Speed = Literal["fast", "slow", "uncertain"]
 
-FAST_S = 1.0
-"""A command is fast if it ends within this many seconds. Source: ContextServe."""
-SLOW_S = 5.0
-"""A command is slow if it runs for longer than this many seconds. Source: ContextServe."""
-SURE = 0.85
-"""Probability above which a command is called fast or slow. Source: ContextServe."""
-TTL_SHARE = 0.9
-"""Share of its runs that a fast command's pin outlasts. Source: ContextServe."""
+FAST_S, SLOW_S, SURE = 1.0, 5.0, 0.85
+"""A command is called fast if it ends within these seconds, slow if it runs for longer, each with
+more than this probability. Source: ContextServe."""
 ROUND_TRIP_S = 1.0
 """A fast command's pin outlasts its run by the trip to the client and back."""
 UNCERTAIN_TTL_S = 2.0

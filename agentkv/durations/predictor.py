@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -118,18 +118,13 @@ class DurationPredictor:
         The file is for its owner alone (mode 0600): a guess of a command can be confirmed by it.
         """
         path = Path(path)
-        document: dict[str, Any] = {
-            "format": _FORMAT,
-            "kind": self.kind,
-            "num_observed": self.num_observed,
-            "state": self._estimator.state(),
-        }
+        document = {"format": _FORMAT, "kind": self.kind, "num_observed": self.num_observed}
         # a new file of mode 0600, by a name that nobody can have prepared
         handle, unfinished = mkstemp(".partial", f"{path.name}.", path.parent)
         try:
             with open(handle, "w", encoding="utf-8") as file:
                 # in pieces: a server's engine runs on between them
-                json.dump(document, file)
+                json.dump(document | {"state": self._estimator.state()}, file)
                 file.flush()
                 os.fsync(handle)
             os.replace(unfinished, path)
@@ -144,12 +139,14 @@ class DurationPredictor:
         """
         self._start_afresh()
         try:
-            self._restore(json.loads(Path(path).read_text("utf-8")))
+            document = json.loads(Path(path).read_text("utf-8"))
+            if document["format"] != _FORMAT or document["kind"] != self.kind:
+                raise ValueError(f"it holds {document['kind']!r}, format {document['format']!r}")
+            self._estimator.restore(document["state"])
+            self.num_observed = int(document["num_observed"])
         except (*_CORRUPT, RecursionError) as error:
-            why = (
-                f"{path}: not a state of predictor {self.kind!r} ({type(error).__name__}: {error})"
-            )
-            logger.warning("%s; starting with nothing learned", why)
+            why = f"not a state of predictor {self.kind!r} ({type(error).__name__}: {error})"
+            logger.warning("%s: %s; starting with nothing learned", path, why)
             self._start_afresh()
             return False
         return True
@@ -157,11 +154,3 @@ class DurationPredictor:
     def _start_afresh(self) -> None:
         self.num_observed = 0
         self._estimator = _ESTIMATORS[self.kind]()
-
-    def _restore(self, document: dict[str, Any]) -> None:
-        if document["format"] != _FORMAT or document["kind"] != self.kind:
-            raise ValueError(f"it holds {document['kind']!r}, format {document['format']!r}")
-        self._estimator.restore(document["state"])
-        if not isinstance(document["num_observed"], int):
-            raise TypeError(f"num_observed is {document['num_observed']!r:.20}")
-        self.num_observed = document["num_observed"]

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.programs import (
-    FOLLOWS,
     INTERPRETERS,
     LIMITS,
     NESTED,
@@ -28,7 +27,6 @@ ENDLESS_S = 60.0
 MAX_WAIT_S = 3600.0
 UNKNOWN_S = 1.0
 """An unlisted program: many are small tools, some run for long."""
-_MODE_S = {"question": 0.2, "plan": 1.0, "detached": 1.0, "endless": ENDLESS_S, "state": 30.0}
 _OPEN_WAIT_S, _UNKNOWN_ROUNDS = 5.0, 3
 _FURTHER_ROUND_S = 0.002
 """A further round of a small tool."""
@@ -42,16 +40,15 @@ _ALIASES = by_name(TABLES["alias"])
 _RUNS_TASKS = frozenset(TABLES["words"]["runs_tasks"].split())
 _WORD_ENDS = re.compile(r"[:._/-]+")
 _SCRIPT = re.compile(r"\./.*|.*\.(?:sh|py|js|rb|ps1)")
-_QUESTION = re.compile(r"--?help|--?version|-V|-h")
-_PLAN = re.compile(r"--(?:dry-?run(?!=none)|collect-only|co$|list-?tests|plan|just-print).*")
-_DETACHED = re.compile(r"--(?:daemon(?:ize)?|detach|fork|background)(?:=yes|=true)?")
-_WATCH = re.compile(r"--watch(?:-?all)?(?:=true)?", re.IGNORECASE)
-_SELECTS = re.compile(
-    r"-k|-run|--filter|--grep|-t|-Dtest.*|.*(?:::|_test\.|test_.{0,80}\.py$|\.(?:test|spec)\.|Tests?\.|\.Test).*"
-)
-_DETACHABLE = frozenset({"docker:run", "docker:compose:up"})
-_WAITERS = frozenset(TABLES["words"]["waiters"].split())
+_MODES = {
+    mode: (seconds, re.compile(pattern)) for mode, (seconds, pattern) in TABLES["unusual"].items()
+}
 _TESTS = frozenset(TABLES["class_of_name"]["test"].split())
+_SELECTS = re.compile(
+    r"-k|-run|--filter|--grep|-t|-Dtest.*"
+    r"|.*(?:::|_test\.|test_.{0,80}\.py$|\.(?:test|spec)\.|Tests?\.|\.Test).*"
+)
+"""An argument that selects some of all tests."""
 _INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 
 
@@ -69,16 +66,13 @@ class FirstGuess:
     """Share of the time that unknown programs and waits take, 0 to 1."""
     limit_s: float
     """Seconds after which all of it is stopped; infinite if nothing stops it."""
-    repeats: float
-    """Duration of all runs of `main` as a multiple of one."""
 
 
 def first_guess(command: CommandAnalysis) -> FirstGuess:
     """Read a command's usual time off its programs."""
     has_jobs = any(each.is_background for each in command.programs)
     has_wait = any(each.name == "wait" for each in command.programs)
-    now_s, jobs_s, waits_s, unknown_s, longest_s = 0.0, 0.0, 0.0, 0.0, -1.0
-    main, repeats = None, 1.0
+    now_s, jobs_s, waits_s, unknown_s, longest_s, main = 0.0, 0.0, 0.0, 0.0, -1.0, None
     for program in command.programs:
         if program.is_background and not has_wait:
             continue
@@ -96,8 +90,6 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
             waits_s, seconds = waits_s + inline_s, seconds + inline_s
         if seconds > longest_s:
             main, longest_s = program, seconds
-            has_known_rounds = program.rounds not in (None, math.inf) and once_s > _OVERHEAD_S
-            repeats = max(seconds / once_s, 1.0) if has_known_rounds else 1.0
         if program.is_background:
             jobs_s = max(jobs_s, seconds)
         else:
@@ -110,7 +102,6 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         is_wait=waits_s > whole_s / 2,
         unknown_share=min(unknown_s / whole_s, 1.0),
         limit_s=limit_s + max(now_s - longest_s, 0.0),
-        repeats=repeats,
     )
 
 
@@ -132,49 +123,44 @@ def _once_s(program: Program) -> tuple[float, bool]:
         known = [wait for wait in waits if wait is not None]
         is_known = 0 < len(waits) == len(known)
         return (min(sum(known), MAX_WAIT_S), True) if is_known else (_OPEN_WAIT_S, False)
-    if program.name == "read" or (not program.has_input and program.argv in (("cat",), ("tee",))):
-        return (_OVERHEAD_S, True) if program.has_input else (UNKNOWN_S, False)
     mode, known_s = mode_of(program), _listed_s(module_of(program))
-    if mode in ("endless", "state"):
-        known_s = _MODE_S[mode]
-    elif mode:
-        known_s = min(known_s or math.inf, _MODE_S[mode])
+    if mode:
+        mode_s, _ = _MODES[mode]
+        known_s = mode_s if mode_s > 1.0 else min(known_s or math.inf, mode_s)
     elif known_s is not None and ("test" in program.key or program.name in _TESTS):
         known_s /= 2 if any(map(_SELECTS.fullmatch, program.argv[1:8])) else 1
     if known_s is None:
         return UNKNOWN_S, False
-    return min(known_s, _limit_s(program) or math.inf), True
+    return min(known_s, _limit_s(program)), True
 
 
-def _limit_s(program: Program) -> float | None:
-    """Return the seconds of the program's own option that limits its run."""
+def _limit_s(program: Program) -> float:
+    """Return the seconds of the program's own option that limits its run, infinite without one."""
     options = LIMITS.get(program.key) or LIMITS.get(program.name, ())
     for word, after in pairwise((*program.argv, "")) if options else ():
         name, _, value = word.partition("=")
         if name in options:
-            return duration_s(value or after)
-    return None
+            return duration_s(value or after) or math.inf
+    return math.inf
 
 
 def _listed_s(program: Program) -> float | None:
     """Look up the key, then words such as `test` or `install` behind the name, then the name."""
-    name = _ALIASES.get(program.name, program.name)
-    key = _aliased_key(program)
-    known_s = _BY_KEY.get(key)
-    if known_s is not None:
-        return known_s
+    name, key = _ALIASES.get(program.name, program.name), _aliased_key(program)
+    if key in _BY_KEY:
+        return _BY_KEY[key]
     rest = key.partition(":")[2]
     verb, _, own = rest.partition(":")
     if own and verb in NESTED.get(program.name, ()):  # the task counts, not the `run` before it
         rest = own
-    by_name_s = _BY_NAME.get(name)
     text = f"{name} {rest}" if _SCRIPT.fullmatch(name) else rest
-    words = (*rest.split(":"), *_WORD_ENDS.sub(" ", text).split())
-    own_task = name in _RUNS_TASKS or name.endswith((".sh", ".py"))
-    by_words_s = [_BY_WORD.get(word, 0.0) for word in words if own_task or word != "start"]
+    words = {*rest.split(":"), *_WORD_ENDS.sub(" ", text).split()}
+    if name not in _RUNS_TASKS and not name.endswith((".sh", ".py")):
+        words.discard("start")  # of a service manager, which then returns
+    by_words_s = [_BY_WORD.get(word, 0.0) for word in words]
     if name in _RUNS_TASKS:  # `yarn jest`
         by_words_s += [_BY_NAME.get(word, 0.0) for word in rest.split(":")]
-    by_word_s = max(by_words_s, default=0.0)
+    by_word_s, by_name_s = max(by_words_s, default=0.0), _BY_NAME.get(name)
     if not by_word_s or by_name_s is None:
         return by_word_s or by_name_s
     return max(by_word_s, by_name_s if by_word_s >= 1.0 else min(by_name_s, 1.0))
@@ -189,24 +175,5 @@ def mode_of(program: Program) -> str:
 
     The usual runs say nothing of such a run, nor it of them.
     """
-    words = program.argv[1:]
-    options = [word for word in words if word[:1] == "-"]
-    key = _aliased_key(program)
-    follows = "".join(FOLLOWS.get(program.key) or FOLLOWS.get(program.name, ()))
-    if (len(words) == 1 and _QUESTION.fullmatch(words[0])) or (
-        {*words[:1], *words[-1:]} & {"help", "version", "--help", "--version"}
-    ):
-        return "question"
-    if any(map(_DETACHED.fullmatch, options)) or (key in _DETACHABLE and "-d" in options):
-        return "detached"
-    if key == "docker:compose:up" or program.rounds == math.inf:
-        return "endless"
-    if any(
-        _WATCH.fullmatch(word) or (word[1:2] != "-" and not set(follows).isdisjoint(word[1:]))
-        for word in options
-    ):
-        return "endless"
-    if program.name in _WAITERS and ("wait" in words[:3] or key == "kubectl:rollout"):
-        return "state"
-    is_plan = program.name == "make" and "-n" in options
-    return "plan" if is_plan or any(map(_PLAN.fullmatch, options)) else ""
+    text = " ".join((_aliased_key(program), *program.argv[1:]))
+    return next((mode for mode, (_, pattern) in _MODES.items() if pattern.search(text)), "")

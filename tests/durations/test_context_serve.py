@@ -16,33 +16,39 @@ from agentkv.durations.context_serve import (
 )
 
 FAST = [
-    *("ls x", "cd /testbed", "env", "export A=1", "unset A", "/bin/ls -la", "git status"),
-    *("git -C repo log --oneline -5", "git diff HEAD~1", "git show abc:x.py", "git remote -v"),
-    *("git branch -a", "git rev-parse HEAD", "python -c 'print(1)'", "python3.11 -c 'print(1)'"),
-    *("find . -maxdepth 1 -name '*.py'", "find . -maxdepth 2", "A=1 ls"),
-    "cd /testbed && ls && cat setup.cfg | head -5",
+    *(
+        "ls x",
+        "export A=1",
+        "/bin/ls -la",
+        "git -C repo log --oneline -5",
+        "python3.11 -c 'print(1)'",
+    ),
+    *("find . -maxdepth 1 -name '*.py'", "A=1 ls", "cd /testbed && cat setup.cfg | head -5"),
 ]
 SLOW = [
-    *("make", "make -j8 test", "cmake ..", "cargo build --release", "go build ./..."),
-    *("mvn -q package", "gradle build", "docker build .", "docker pull ubuntu"),
-    *("apt install jq", "sudo apt-get -y install jq", "pip install x"),
-    *("python -m pip install -e .", "python -W ignore -mpytest -q"),
+    *(
+        "make -j8 test",
+        "cmake ..",
+        "cargo build --release",
+        "docker pull ubuntu",
+        "pytest -rx tests",
+    ),
+    *("sudo apt-get -y install jq", "python -m pip install -e .", "python -W ignore -mpytest -q"),
     *("find . -maxdepth 1 -exec make \\;", "bash <<E\nmake\nE", "make > log & wait"),
-    *("npm install", "yarn install", "conda install numpy", "pytest", "pytest -q tests"),
-    *("pytest -rx tests", "pytest -k x", "cd /testbed && python -m pytest -q"),
-    *("timeout 60 pytest", "bash -lc 'pytest -q'", "python train.py --epochs 3"),
-    *("python eval.py", "python tools/benchmark.py", "python setup.py build"),
-    *("git clone https://example.org/x.git", "wget https://example.org/x"),
-    *("curl -o x https://example.org/x", "curl -sSLO https://example.org/x"),
-    *("curl --output x https://example.org/x", "ls && make", "frobnicate | tee log; make"),
+    *("timeout 60 pytest", "bash -lc 'pytest -q'", "python tools/benchmark.py", "git clone x"),
+    *("curl -sSLO https://example.org/x", "curl --output x y", "frobnicate | tee log; make"),
 ]
 UNCERTAIN = [
-    *("frobnicate", "git push", "git commit -m 'make it so'", "cargo test", "docker run x"),
-    *("pip list", "pytest -x", "pytest -xvs tests", "pytest --exitfirst"),
-    *("python -m pytest --collect-only", "python script.py", "python -m train"),
-    *("find . -name x", "find . -maxdepth 3", "curl https://example.org"),
-    *("curl -XPOST https://example.org", "curl -Ho: https://example.org", "ls && frobnicate"),
-    *("grep -r make .", "echo $(frobnicate)", "", "# nothing"),
+    *(
+        "frobnicate",
+        "git push",
+        "git commit -m 'make it so'",
+        "cargo test",
+        "pip list",
+        "pytest -xvs",
+    ),
+    *("python -m pytest --collect-only", "python -m train", "find . -maxdepth 3", "curl -XPOST x"),
+    *("curl -Ho: x", "ls && frobnicate", "grep -r make .", "echo $(frobnicate)", "", "# nothing"),
 ]
 
 

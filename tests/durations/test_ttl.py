@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.durations.ttl import HOLD_SHARES, ContinuumTTL, FixedTTL, PrefillReload, best_hold_s
+from agentkv.durations.ttl import HOLD_SHARES, ContinuumTTL, FixedTTL, best_hold_s
 from agentkv.durations.windows import MAX_TOOLS, DurationWindow, Memoryfulness, ToolDurations
 
 DURATIONS = st.lists(st.floats(0, 100), min_size=1, max_size=40)
@@ -103,11 +103,6 @@ def test_tools_are_bounded_in_number() -> None:
         durations.observe(f"tool{index}", 1.0)
     assert durations.of("tool0") is None
     assert durations.of(f"tool{MAX_TOOLS}") is not None
-
-
-def test_prefill_reload_is_quadratic() -> None:
-    """Rebuilding n tokens takes c0 + c1 n + c2 n^2 seconds."""
-    assert PrefillReload(1.0, 0.5, 0.25).seconds(4) == 1.0 + 2.0 + 4.0
 
 
 @pytest.mark.parametrize(

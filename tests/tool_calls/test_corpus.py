@@ -30,9 +30,3 @@ def test_end_tokens_and_line_ends_change_nothing(case: Case) -> None:
         assert parse_tool_calls(case.reply + end) == found
     reply = case.reply.replace("\r\n", "\n")
     assert parse_tool_calls(reply.replace("\n", "\r\n")) == parse_tool_calls(reply)
-
-
-def test_the_corpus_is_large_and_has_no_case_twice() -> None:
-    """The corpus has at least 200 cases, each with an id of its own."""
-    assert len(CORPUS) >= 200
-    assert len({case.id for case in CORPUS}) == len(CORPUS)
