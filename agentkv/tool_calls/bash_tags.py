@@ -47,12 +47,12 @@ def read_bash_tag(reply: ReplyText, opener: re.Match[str]) -> Reading | None:
     It is talk if a second tag opens before the first closes, unless in a here-document of the
     first. Blanks around a command of one line are dropped.
     """
-    if opener["tag"].lower() == "command" and not reply.is_at_line_start(opener.start()):
+    is_at_line_start = reply.is_at_line_start(opener.start())
+    if opener["tag"].lower() == "command" and not is_at_line_start:
         return None  # an element of somebody else's, in a line of talk
-    closer = _next_tag(reply, opener)
+    closer = reply.next_outside_heredocs(_TAG_PATTERNS[opener["tag"].lower()], opener.end())
     if closer is None or not closer["closes"]:
-        is_block = reply.text.startswith("\n", opener.end())
-        is_block &= reply.is_at_line_start(opener.start())
+        is_block = is_at_line_start and reply.text.startswith("\n", opener.end())
         is_cut_off = closer is None or reply.opens_unclosed_heredoc(opener.end(), closer.start())
         return reply.cut_off if is_block and is_cut_off else None
     body = reply.text[opener.end() : closer.start()]
@@ -74,15 +74,3 @@ def read_typed(reply: ReplyText, opener: re.Match[str]) -> Reading:
     typed = _TYPED.finditer(reply.text, opener.end(), end.start())
     given = [{"keystrokes": t["keys"], "duration": float(t["duration"] or 1)} for t in typed]
     return Reading(end.end(), [call_of("terminal", keys, "terminus") for keys in given])
-
-
-def _next_tag(reply: ReplyText, opener: re.Match[str]) -> re.Match[str] | None:
-    """The next tag of the same name outside of here-documents."""
-    tags = _TAG_PATTERNS[opener["tag"].lower()]
-    position = opener.end()
-    while tag := reply.next(tags, position):
-        end = reply.heredoc_end_around(opener.end(), tag.start())
-        if end is None:
-            return tag
-        position = end
-    return None

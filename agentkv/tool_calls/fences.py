@@ -1,8 +1,7 @@
 """Markdown blocks: those of bash are calls, all others are text and hide what is in them.
 
 Called by the scanner. Not markdown-it-py: by CommonMark a block that is never closed runs to the
-end and a fence in a here-document closes its block, both wrong for commands to run; it also needs
-100 ms for 200 kB.
+end and a fence in a here-document closes its block, both wrong for commands to run.
 """
 
 from __future__ import annotations

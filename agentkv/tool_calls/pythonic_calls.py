@@ -17,8 +17,8 @@ from agentkv.tool_calls.call import ToolCall, call_of
 from agentkv.tool_calls.reply_text import Reading, ReplyText
 from agentkv.tool_calls.thoughts import ends_a_thought, thought_that_ends
 
-_MAX_PIECES, _MAX_DEPTH = 10_000, 12
-"""Strings, names and signs read per list, and brackets nested; what has more is noise."""
+_MAX_LISTS, _MAX_PIECES, _MAX_DEPTH = 100, 10_000, 12
+"""Lists in a row, strings, names and signs in one, and brackets nested; what has more is noise."""
 _HEAD = r"(?:[A-Za-z_][\w.]{0,100}+\(\s*+(?:[A-Za-z_]\w{0,100}+\s*+=(?!=)|\)))"
 TOKEN_OPENER = rf"<\|(?:python_(?:start|tag)|tool_call_start)\|>\s*+(?=\[\s*+{_HEAD})"
 TAG_OPENER = rf"<function_calls>\s*+(?={_HEAD})"
@@ -98,8 +98,8 @@ def _lists_at(text: str, start: int) -> tuple[int, list[ToolCall]]:
     """The end of the lists of calls in a row, and their calls, up to one that is not Python."""
     calls: list[ToolCall] = []
     end = start
-    while text[start : start + 1] == "[":
-        stop = _stop_of(text, start)
+    for _ in range(_MAX_LISTS):
+        stop = _stop_of(text, start) if text.startswith("[", start) else start
         if text[stop - 1] != "]" or not (found := _calls_of(text[start:stop])):
             break
         calls, end = calls + found, stop

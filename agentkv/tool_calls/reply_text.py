@@ -167,6 +167,16 @@ class ReplyText:
             read_to = end
         return None
 
+    def next_outside_heredocs(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """The first match in no here-document that opens after `start`."""
+        position = start
+        while match := self.next(pattern, position):
+            end = self.heredoc_end_around(start, match.start())
+            if end is None:
+                return match
+            position = end
+        return None
+
     def opens_unclosed_heredoc(self, start: int, end: int) -> bool:
         """Whether a here-document opens between `start` and `end` whose delimiter never follows."""
         openers = islice(HEREDOC_OPENER.finditer(self.text, start, end), _MAX_HEREDOCS)

@@ -51,7 +51,6 @@ _DIALECTS: tuple[tuple[_Reader, tuple[str, ...]], ...] = (
 _BLOCKS = ("fenced", "tagged")
 _TALK_IN_THOUGHT = (*_BLOCKS, "react", "llama", "terminus")
 """Sources that count in no thought; a call between tags or tokens ends a thought never closed."""
-_QUOTES = "'\"`"
 
 
 def calls_in_text(text: str) -> list[ToolCall]:
@@ -129,8 +128,8 @@ class _Scan:
 
     def _is_quoted(self, start: int, end: int) -> bool:
         """Whether quotes stand around a call, which makes it an example."""
-        quote = self.reply.text[start - 1 : start] if start else ""
-        return bool(quote) and quote in _QUOTES and self.reply.text.startswith(quote, end)
+        quote = self.reply.text[max(start - 1, 0) : start]
+        return quote in ("'", '"', "`") and self.reply.text.startswith(quote, end)
 
 
 _CALLS = [(reader, pattern) for reader, patterns in _DIALECTS for pattern in patterns]

@@ -123,7 +123,7 @@ def _read_call(
     if decoded and (given := arguments_of(decoded[0])) is not None:
         arguments, position = dict(given), decoded[1]
     while key := dialect.key.match(text, position):
-        end = _end_of_value(reply, key.end(), dialect)
+        end = reply.next_outside_heredocs(dialect.end_of_value, key.end())
         if thought := _thought_before_call(reply, key.end(), end.start() if end else len(text)):
             return thought
         if not end:
@@ -188,15 +188,3 @@ def _thought_before_call(reply: ReplyText, start: int, end: int) -> Reading | No
     if thought is None or not _CALL_OPENER.search(reply.text, thought.end, end):
         return None
     return None if reply.heredoc_end_around(start, thought.end - 1) else thought
-
-
-def _end_of_value(reply: ReplyText, start: int, dialect: _Dialect) -> re.Match[str] | None:
-    """The first tag outside of here-documents that ends the value at `start`; None if the reply was
-    cut off within it."""
-    position = start
-    while end := reply.next(dialect.end_of_value, position):
-        heredoc_end = reply.heredoc_end_around(start, end.start())
-        if heredoc_end is None:
-            return end
-        position = heredoc_end
-    return None
