@@ -3,7 +3,9 @@
 import math
 import random
 import time
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,121 +15,10 @@ from agentkv.commands import CommandAnalysis, analyze_command, command_key
 from agentkv.commands.analysis import MAX_READ_CHARS, SHOWN_SUBCOMMANDS
 from agentkv.commands.programs import duration_s
 
-KEYS = r"""
-git status -> git:status
-git -C /repo --no-pager log --oneline -> git:log
-pip install -U torch -> pip:install
-python -m pytest -q -> python:-m:pytest
-python3.11 -m pip install x -> python:-m:pip
-python -c 'print(1)' -> python:-c
-python manage.py migrate -> python:manage.py:migrate
-make -j4 all -> make:all
-grep test src -> grep
-bin/test sympy/core -> ./test
-./node_modules/.bin/jest src -> jest:src
-cd /testbed && python -m pytest -q -> python:-m:pytest
-cd /testbed -> cd
-A=1 B='x y' make -> make
-env A=1 python x.py -> python:x.py
-env -> env
-sudo -u bob -E apt-get install x -> apt-get:install
-timeout -k 5 1m cargo test -> cargo:test
-uv run --with x pytest -x -> pytest
-npx tsc --noEmit -> tsc
-find . -name '*.py' | xargs -n1 grep foo -> find grep
-bash -lc 'cd x && pip install y; git status' -> pip:install git:status
-eval make test -> make:test
-command -v make -> command:make
-flock /tmp/lock -c 'make all' -> make:all
-su -c 'make all' user -> make:all
-runuser -l bob -c 'make all' -> make:all
-script -qc 'make all' /dev/null -> make:all
-strace -f -o log make -> make
-systemd-run --user -p CPUQuota=50% make all -> make:all
-mise x node@20 -- npm test -> npm:test
-direnv exec . make -> make
-conda run --live-stream -n e pytest -> pytest
-uv --project x run pytest -> pytest
-uv tool run ruff check -> ruff:check
-pnpm dlx jest -> jest
-npx -c 'jest --ci' -> jest
-git bisect run make test -> make:test
-bash -eu -o pipefail -c 'make' -- arg -> make
-bash -co pipefail 'make' -> make
-bash -o pipefail run.sh -> bash:run.sh
-python -W ignore -m pytest -> python:-m:pytest
-python -X dev -W error::UserWarning -m pytest -> python:-m:pytest
-python -mpytest -q -> python:-m:pytest
-python -We x.py -> python:x.py
-python -uc 'print(1)' -> python:-c
-perl -MData::Dumper -ne 'print' f -> perl:-e
-ruby -Ilib -I test x.rb -> ruby:x.rb
-npm -w app run test -> npm:run:test
-mvn -T 4 install -> mvn:install
-make -j 8 V=1 test -> make:test
-cargo +nightly test -> cargo:test
-docker compose -f x.yml up -d -> docker:compose:up
-./gradlew -x test :app:assembleDebug -> gradlew:app:assembleDebug
-cmake --build build -j8 -> cmake:--build
-node --test x.test.js -> node:--test
-sudo dpkg --force-all -i x.deb -> dpkg:-i
-find . -execdir go test {} + -print -> find go:test
-find . -exec -> find
-fd -e py -x pytest -> fd pytest
-ssh -p 22 -o A=b user@host 'cd x && make' -> ssh make
-ssh -N -L 80:localhost:80 host -> ssh
-docker exec -it -w /x c bash -lc 'make' -> docker:exec make
-docker run --rm -v $PWD:/x -e A=1 image make -> docker:run make
-docker run -d image make -> docker:run
-docker compose -f x.yml exec -T web pytest -> docker:compose:exec pytest
-f() { make; }; ls -> ls
-a; b || c -> a b c
-(cd x; make) && ls -> make ls
-echo $(git rev-parse HEAD) -> git:rev-parse echo
-X=$(ls | wc -l) -> ls wc
-diff <(sort a) <(uniq b) -> sort uniq diff
-for f in *.py; do python $f; done -> python:$f
-while read x; do curl $x; done < urls -> read curl
-if [ -f x ]; then cat x; else make; fi -> test cat make
-powershell -NoLogo -Command "cargo test" -> cargo:test
-pwsh -nop -c 'go build; go vet' -> go:build go:vet
-pwsh -c 'Start-Sleep -Seconds 9' -> sleep
-cmd.exe /S /C call mvnw.cmd verify -> mvnw:verify
-C:\py\python.exe -m pip list -> python:-m:pip
-py -3.11 -m venv x -> python:-m:venv
-& 'C:\Program Files\nodejs\npm.cmd' ci; & $env:X\y.exe -> npm:ci y
-.\env\Scripts\python -m tox -> python:-m:tox
-"D:\a b\git.EXE" push; .\gradlew.bat check; test.bat x -> git:push gradlew:check test.bat:x
-P=.venv/bin/python; $P -m mypy src -> python:-m:mypy
-${CC:-gcc} -c x.c; $PYTHON x.py -> gcc python:x.py
-[[ -f a && -f b ]] && make -> test make
-"""
-MORE = [
-    ("find . -name x -exec pytest {} \\;", "find pytest"),
-    ("find . -exec sh -c 'make -C $1' _ {} \\;", "find make"),
-    ("# only a comment", ""),
-    ("", ""),
-    ("   \n\t", ""),
-    ("A=1", ""),
-    ("python - <<'EOF'\nimport os\nos.system('pip install x')\nEOF", "python:-"),
-    ("cat <<EOF | wc -l\nabc\nEOF\nls", "cat wc ls"),
-    ("cat <<'END-1'\nmake\nEND-1\nls", "cat ls"),
-    ("cat <<EOF &\nabc\nEOF\nls", "cat ls"),
-    ("cat > a.py <<'EOF'\nprint(1)\nEOF\npython a.py", "cat python:a.py"),
-    ("bash <<'E'\nmake -j8\nE", "make"),
-    ("cd /x && sh -s <<E && ls\nmake test\nE", "make:test ls"),
-    ("sudo bash -e <<EOF 2>&1\nmake\npip install x\nEOF", "make pip:install"),
-    ("ssh host <<EOF\nmake\nEOF", "ssh make"),
-    ("bash run.sh <<EOF\nmake\nEOF", "bash:run.sh"),
-    ("cat > x.sh <<EOF\nmake\nEOF", "cat"),
-    ('git commit -m "$(cat <<EOF\nFix make\nEOF\n)"', "cat git:commit"),
-]
+KEYS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text("utf-8"))["keys"]
 
 
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [*(row.rpartition(" -> ")[::2] for row in KEYS.strip().splitlines()), *MORE],
-)
+@pytest.mark.parametrize(("text", "keys"), KEYS.items())
 def test_text_gives_its_programs(text: str, keys: str) -> None:
     """A text gives its programs behind prefixes, quotes, pipes, subshells and here-documents, also
     one of PowerShell or cmd."""

@@ -1,6 +1,8 @@
 """The default predictor has a first guess for every text, and runs correct it."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -8,123 +10,27 @@ from agentkv.commands import analyze_command
 from agentkv.durations import DurationPredictor
 from agentkv.durations.cells import MAX_CELLS, MAX_WEIGHTS, CellEstimator
 
-FAST = [
-    *("ls -la", "git status", "cat a.py | head -20", "cd /x && pwd", "echo hi", "node --version"),
-    *("source venv/bin/activate && ls", "timeout 0.5 sleep 30", "sleep 30 & echo started"),
-    *("cat > a.py <<'EOF'\nimport time\ntime.sleep(60)\nEOF", "grep -rn 'sleep(60)' src"),
-    *("command -v make", "docker exec -w /testbed c cat a.py"),
-    *("pkill -f 'python server.py'", "tmux send-keys -t x 'npm test' Enter"),
-]
-SLOW = [
-    *("pip install torch", "cd /x && npm ci", "sudo apt-get update", "docker build -t x ."),
-    *("sleep 60", "for i in 1 2 3 4; do sleep 5; done", "npm run dev", "tail -f log"),
-    *("python -c 'import time; time.sleep(30)'", "perl -e 'sleep 30'"),
-    "python -W ignore -c 'import time; time.sleep(30)'",
-    # endless, or as long as the text says
-    *("timeout 0 sleep 30", "timeout -k 5 0 pip install x", "timeout 10 sleep infinity"),
-    *("sleep 1e9", "sleep inf", "sleep ${N:-60}", "sleep 30 & ls; wait $!", "npm run dev & wait"),
-    *("while true; do ls; done", "ping host"),
-    *("for i in $(seq 60); do sleep 1; done", "docker compose up"),
-    *("npm start", "npm run start:dev", "./start.sh", "npx next start", "python -m http.server"),
-    *("rails server", "minikube start"),
-    # behind what runs them
-    *("env -S 'make all'", "bash -euo pipefail -c 'make all'", "bash <<'E'\npip install x\nE"),
-    *("python -X dev -mpip install x",),
-    *("flock /tmp/lock npm ci", "ssh host 'docker build .'", "docker exec c apt-get update"),
-    *("docker compose run web npm ci", "kubectl exec p -- npm ci"),
-    "source venv/bin/activate && pip install x",
-    # under another name, or by an option
-    *("./mvnw test", "podman build .", "docker-compose build", "yarn", "cmake --build build -j8"),
-    *("mvn spring-boot:run", "./gradlew bootRun", "celery -A app worker"),
-    # what is unknown takes little of it
-    "frobnicate; docker build .",
-]
-UNCERTAIN = [
-    *("frobnicate --all", "./mystery", "make", "pytest -q", "python fit.py", "$RUN it"),
-    # of unknown length
-    *("sleep $N", "sleep $(cat delay)", "sleep", "wait", "wait $PID"),
-    *("while ! nc -z localhost 80; do sleep 0.1; done", "bash -o pipefail -c 'make'"),
-    # a service manager starts something, or a server goes to the background, and returns
-    *("systemctl start nginx", "docker start x", "pg_ctl start -D x"),
-    *("redis-server --daemonize yes", "mongod --fork --logpath x"),
-    # what takes long to start takes a moment to answer
-    *("gh pr list", "aws s3 ls", "flutter doctor", "conda env list", "python -m pip list"),
-    *("node --test", "dpkg -i x.deb", "git lfs pull", "./gradlew clean"),
-    *("yarn frobnicate", "npm run frobnicate"),
-    *("timeout 0s make", "find . -name x -exec pytest {} +", "python -W ignore -m pytest"),
-]
+TABLES = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text("utf-8"))
+RATIOS = {"shorter": (0.0, 0.9999), "parts": (0.0, 1.01), "selections": (0.0, 0.6)}
+RATIOS |= {"aliases": (0.99, 1.01)}
 
 
 @pytest.mark.parametrize(
     ("text", "speed"),
-    [
-        *((text, "fast") for text in FAST),
-        *((text, "slow") for text in SLOW),
-        *((text, "uncertain") for text in UNCERTAIN),
-    ],
+    [(text, speed) for speed, texts in TABLES["default"].items() for text in texts],
 )
 def test_cold_verdict_follows_what_is_known_of_programs(text: str, speed: str) -> None:
     """Before any run small tools are fast, installs and waits slow, the unknown uncertain."""
     assert DurationPredictor().predict(text).speed == speed
 
 
-SHORTER = [
-    *(("ls", "make"), ("sleep 1", "sleep 10"), ("pytest --help", "pytest")),
-    ("python -m http.server --help", "python -m http.server"),
-    ("npm run dev -- --help", "npm run dev"),
-    *(("uvicorn --version", "uvicorn app"), ("sleep 60 & ls", "sleep 60 && ls")),
-    *(("timeout 2 npm install", "npm install"), ("git status", "git status && npm install")),
-    *(("make", "for i in 1 2 3 4 5; do make; done"), ("tail log", "tail -f log")),
-    ("timeout 2 sleep 30", "timeout 0 sleep 30"),
-    ("sleep 5 & sleep 5 & wait", "sleep 5; sleep 5"),
-    ("find . -name x", "find . -name x -exec pytest {} +"),
-    *(("docker exec c ls", "docker exec c pytest"), ("pytest", "docker run --rm x pytest")),
-    # a task counts, not the verb before it
-    *(("npm run lint:fix", "npm run build"), ("npm run clean", "npm run test")),
-    *(("gh run view 1", "gh run watch 1"), ("conda env list", "conda env create")),
-    ("go mod tidy", "go mod download"),
-    # so does a module as the program that it is, and one behind a task runner
-    *(("python -m pip list", "python -m pip install x"), ("yarn tsc", "yarn jest")),
-    ("python -m py_compile a.py", "python -m mypy a.py"),
-    ("cmake --install build", "cmake --build build"),
-    ("timeout 5 bash -c 'while true; do ls; done'", "while true; do ls; done"),
-]
-PARTS = [
-    *(("go test ./pkg", "go test ./..."), ("eslint src", "eslint .")),
-    *(("pip install x", "pip install -e ."), ("make", "rm -rf build && cmake -S . && make")),
-    ("npm start", "npm run build && npm start"),
-]
-SELECTIONS = [
-    *(("pytest -k x", "pytest"), ("mvn test -Dtest=XTest", "mvn test")),
-    ("python -m unittest tests.test_x.TestY", "python -m unittest"),
-    ("python manage.py test app.tests.TestY", "python manage.py test"),
-    ("phpunit tests/XTest.php", "phpunit"),
-]
-ALIASES = [
-    *(("docker-compose up -d", "docker compose up -d"), ("podman build .", "docker build .")),
-    *(("./mvnw -q test", "mvn -q test"), ("./gradlew build", "gradle build")),
-    *(("bazelisk test //x", "bazel test //x"), ("mamba env create", "conda env create")),
-    *(("python -m flake8 src", "flake8 src"), ("yarn eslint src", "npx eslint src")),
-    # a tag and a letter that select no tests
-    *(("docker build -t x .", "docker build ."), ("make -k", "make")),
-    ("python -m coverage report", "coverage report"),
-]
-
-
 @pytest.mark.parametrize(
-    ("text", "other", "least", "most"),
-    [
-        *((*pair, 0.0, 0.9999) for pair in SHORTER),
-        *((*pair, 0.0, 1.01) for pair in PARTS),
-        *((*pair, 0.0, 0.6) for pair in SELECTIONS),
-        *((*pair, 0.99, 1.01) for pair in ALIASES),
-    ],
+    ("text", "other", "kind"),
+    [(*pair, kind) for kind, pairs in TABLES["ratios"].items() for pair in pairs],
 )
-def test_a_text_never_seen_has_its_ratio_to_another(
-    text: str, other: str, least: float, most: float
-) -> None:
+def test_a_text_never_seen_has_its_ratio_to_another(text: str, other: str, kind: str) -> None:
     """Waits, limits, loops, parts, selected tests and aliases are read off a text never seen."""
-    predictor = DurationPredictor()
+    (least, most), predictor = RATIOS[kind], DurationPredictor()
     assert least <= predictor.predict(text).p50_s / predictor.predict(other).p50_s <= most
 
 

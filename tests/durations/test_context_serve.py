@@ -1,6 +1,8 @@
 """ContextServe's predictor: what each layer says, and which of them decides."""
 
 import math
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -15,48 +17,14 @@ from agentkv.durations.context_serve import (
     listed_speed,
 )
 
-FAST = [
-    *(
-        "ls x",
-        "export A=1",
-        "/bin/ls -la",
-        "git -C repo log --oneline -5",
-        "python3.11 -c 'print(1)'",
-    ),
-    *("find . -maxdepth 1 -name '*.py'", "A=1 ls", "cd /testbed && cat setup.cfg | head -5"),
-]
-SLOW = [
-    *(
-        "make -j8 test",
-        "cmake ..",
-        "cargo build --release",
-        "docker pull ubuntu",
-        "pytest -rx tests",
-    ),
-    *("sudo apt-get -y install jq", "python -m pip install -e .", "python -W ignore -mpytest -q"),
-    *("find . -maxdepth 1 -exec make \\;", "bash <<E\nmake\nE", "make > log & wait"),
-    *("timeout 60 pytest", "bash -lc 'pytest -q'", "python tools/benchmark.py", "git clone x"),
-    *("curl -sSLO https://example.org/x", "curl --output x y", "frobnicate | tee log; make"),
-]
-UNCERTAIN = [
-    *(
-        "frobnicate",
-        "git push",
-        "git commit -m 'make it so'",
-        "cargo test",
-        "pip list",
-        "pytest -xvs",
-    ),
-    *("python -m pytest --collect-only", "python -m train", "find . -maxdepth 3", "curl -XPOST x"),
-    *("curl -Ho: x", "ls && frobnicate", "grep -r make .", "echo $(frobnicate)", "", "# nothing"),
-]
+TABLES = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text("utf-8"))
 
 
-def learned(command: str, *durations_s: float, censored: bool = False) -> ContextServeEstimator:
+def learned(command: str, *durations_s: float) -> ContextServeEstimator:
     """All layers, with these runs of one command learned."""
     estimator = ContextServeEstimator()
     for duration_s in durations_s:
-        estimator.observe(analyze_command(command), duration_s, censored=censored)
+        estimator.observe(analyze_command(command), duration_s, censored=False)
     return estimator
 
 
@@ -66,13 +34,7 @@ def trees_say(monkeypatch: pytest.MonkeyPatch, p_slow: float) -> None:
 
 @pytest.mark.parametrize(
     ("command", "speed"),
-    [
-        *((command, "fast") for command in FAST),
-        *((command, "slow") for command in SLOW),
-        *((command, "uncertain") for command in UNCERTAIN),
-        # a slow program in the background is not waited for
-        ("make > log & ls", "fast"),
-    ],
+    [(command, speed) for speed, texts in TABLES["context_serve"].items() for command in texts],
 )
 def test_the_rules_follow_the_lists(command: str, speed: str) -> None:
     """All fast is fast, one slow is slow, anything else is left to the next layer."""
@@ -89,20 +51,6 @@ def test_a_listed_program_is_as_sure_as_a_verdict(
     prediction = ContextServeEstimator().predict(analyze_command(command))
     assert prediction.ttl_s == ttl_s
     assert prediction.p_over(seconds) == pytest.approx(p_over)
-
-
-@pytest.mark.parametrize(
-    ("command", "key"),
-    [
-        ("cd /testbed && python -m pytest -q", "python:-m:pytest"),
-        ("cat x | python train.py", "python:train.py"),
-        *(("ls && go test ./... | tail -5", "go:test"), ("git status", "git:status")),
-        ("make docs & frobnicate", "frobnicate"),
-    ],
-)
-def test_the_main_program_is_the_one_that_decides(command: str, key: str) -> None:
-    """A command's context is the key of the program that most likely takes the time."""
-    assert listed_speed(analyze_command(command))[1][0].key == key
 
 
 def test_windows_are_bounded_and_those_in_use_are_kept() -> None:
@@ -131,15 +79,6 @@ def test_the_posterior_needs_five_runs_and_085(durations_s: list[float], speed: 
     prediction = learned("frobnicate", *durations_s).predict(command)
     assert prediction.speed == speed
     assert speed != "fast" or prediction.ttl_s == prediction.p90_s
-
-
-def test_a_tool_cut_off_at_five_minutes_is_slow() -> None:
-    """Ten time-outs at 300 s make a tool slow, and slower than ten runs of 300 s."""
-    cut, measured = (
-        learned("x", *[300.0] * 10, censored=censored).predict(analyze_command("x"))
-        for censored in (True, False)
-    )
-    assert (cut.speed, cut.p50_s > measured.p50_s) == ("slow", True)
 
 
 @pytest.mark.parametrize(
