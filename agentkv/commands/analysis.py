@@ -12,21 +12,24 @@ from functools import lru_cache
 from itertools import dropwhile, takewhile
 
 from agentkv.commands.programs import (
+    ASSIGNMENT,
     MAX_WORDS,
     SHELLS,
     TABLES,
     TAKES_OPERANDS,
     Program,
+    Wrapped,
     module_of,
     program_name,
     program_of,
-    unwrap,
+    wrapped,
 )
 
 MAX_READ_CHARS = 2048
 """Read of a command, long here-documents cut out."""
 MAX_PROGRAMS = 24
-_MAX_DEPTH, _MAX_TOKENS, _MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 3, 400, 16, 2, 6
+_MAX_DEPTH, _MAX_WRAPPERS, _MAX_TOKENS = 3, 12, 400
+_MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 16, 2, 6
 _KEPT_CHARS, _KEY_CHARS = 400, 512
 """Kept of a here-document, since an interpreter may read it; read for a command's key."""
 _SHOWN_PROGRAMS = TAKES_OPERANDS.union(
@@ -61,7 +64,6 @@ _ESCAPED = re.compile(r"\\([\"$])")
 _WINDOWS_PATH = re.compile(r"[\w.:]\\+[\w.]")
 _SUBSTITUTION = re.compile(rf"(?:(?<!\\)\$|^[<>])({_BALANCED})|(?<!\\)`([^`]*+)`")
 _VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?::?-([^}]*))?[}%]?")
-_ASSIGNED = re.compile(r"(\w{1,64})=(.*)", re.DOTALL)
 _KEYWORDS = re.compile(r"if|then|elif|else|do|done|[{}!]|fi|esac|for|select|while|until")
 _OVER_WORDS = ("for", "select")
 _LOOPS = (*_OVER_WORDS, "while", "until")
@@ -234,30 +236,25 @@ class _Script:
             self._rounds_of_loop = _rounds_of(words[2:])
         elif loop and _ENDLESS.fullmatch(f"{loop} {' '.join(words)}"):
             self._rounds_of_loop = math.inf
-        for assigned in map(_ASSIGNED.fullmatch, words):
-            if assigned is None:
-                break
+        for assigned in takewhile(bool, map(ASSIGNMENT.fullmatch, words)):
             self._found.variables[assigned[1]] = assigned[2][:200]
-        else:
-            return
-        if loop not in _OVER_WORDS and words[0] != "case" and words[0][-2:] != "()":
+        is_call = words and words[0] != "case" and words[0][-2:] != "()"
+        if is_call and loop not in _OVER_WORDS:
             self._run(tuple(words), stdin)
 
-    def _run(self, words: tuple[str, ...], stdin: str) -> None:
+    def _run(self, words: tuple[str, ...], stdin: str, num_wrappers: int = 0) -> None:
         """Add the programs that these words run."""
-        found = self._found
-        first = len(found.programs)
-        if first >= MAX_PROGRAMS:
+        found, first = self._found, len(self._found.programs)
+        argv = self._expanded(tuple(dropwhile(ASSIGNMENT.fullmatch, words)))
+        if not argv or first >= MAX_PROGRAMS:
             return
-        runs = unwrap(self._expanded(words))
-        argv = self._expanded(runs.argv)
-        if argv != runs.argv:  # `timeout 60 $PY -m pytest`
-            runs = runs._replace(argv=unwrap(argv).argv)
-        name = program_name(runs.argv[0]) if runs.argv else ""
+        runs = wrapped(argv) if num_wrappers < _MAX_WRAPPERS else None
+        runs = runs or Wrapped(argv)
+        name = program_name(argv[0])
         is_shell = name in SHELLS or name in ("su", "ssh")
-        own_keys = (name, f"{name}:-", f"ssh:{runs.argv[-1]}") if is_shell else ()
+        own_keys = (name, f"{name}:-", f"ssh:{argv[-1]}") if is_shell else ()
         script = runs.script
-        if not script and is_shell and program_of(runs.argv).key in own_keys:
+        if not script and is_shell and program_of(argv).key in own_keys:
             script = stdin
         is_read = bool(script) and self._read_nested(script)
         if runs.argv and not (is_read and name in SHELLS):
@@ -265,15 +262,18 @@ class _Script:
             code = program.code or stdin[:_KEPT_CHARS]
             found.programs.insert(first, replace(program, code=code, rounds=self._rounds[-1]))
         if runs.inner:
-            self._run(runs.inner, stdin)
-        behind = dropwhile(lambda word: word not in _EXECUTING, runs.argv)
+            self._run(runs.inner, stdin, num_wrappers + 1)
+        behind = dropwhile(lambda word: word not in _EXECUTING, argv)
         if name in ("find", "fd") and next(behind, None):
             executed = tuple(takewhile(lambda word: word not in (";", "+"), behind))
             self._rounds.append(None)
-            self._run(executed if executed[:1] != (name,) else (name,), "")
+            self._run(executed if executed[:1] != (name,) else (name,), "", num_wrappers + 1)
             self._rounds.pop()
-        if limit_s := runs.timeout_s:
-            found.programs[first:] = [replace(p, timeout_s=limit_s) for p in found.programs[first:]]
+        if (limit_s := runs.timeout_s) and limit_s < math.inf:
+            found.programs[first:] = [
+                replace(each, timeout_s=min(limit_s, each.timeout_s or math.inf))
+                for each in found.programs[first:]
+            ]
 
     def _expanded(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Replace a variable in the program's place by what the text has set it to."""

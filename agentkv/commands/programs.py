@@ -5,13 +5,11 @@ The names of wrappers, interpreters and options stand in `programs.toml`.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from itertools import dropwhile
 from typing import Any, NamedTuple
 
 
@@ -41,7 +39,7 @@ INTERPRETERS: Mapping[str, list[str]] = {
 }
 MAX_WORDS = 64
 _SAME = {"py": "python", "pythonw": "python", "[": "test", "[[": "test"}
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w{0,63})\+?=(.*)", re.DOTALL)
 _SUBCOMMAND = re.compile(r":?[a-z][A-Za-z0-9:_-]{0,40}")
 _NO_SUBCOMMAND = re.compile(r"[0-9]+|\w+[:+?]?=.*|\+.*")
 _VERSION = re.compile(r"(python|pip|node|ruby|perl|php|gcc|clang|go)w?-?[0-9][0-9.]*")
@@ -189,24 +187,10 @@ def invocation(argv: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     return "stdin", "", ()
 
 
-def unwrap(argv: tuple[str, ...]) -> Wrapped:
-    """Strip assignments and wrappers: `sudo -u bob timeout 60 make` is a `make` of 60 s at most."""
-    limit_s = math.inf
-    for _ in range(12):
-        bare = tuple(dropwhile(_ASSIGNMENT.fullmatch, argv))
-        name = program_name(bare[0]) if bare else ""
-        found = _behind(name, bare) if bare else None
-        if found is None:
-            break
-        limit_s = min(limit_s, found.timeout_s or math.inf)
-        if found.argv or found.script:
-            return found._replace(timeout_s=None if limit_s == math.inf else limit_s)
-        argv = found.inner
-    return Wrapped(bare or argv, timeout_s=None if limit_s == math.inf else limit_s)
-
-
-def _behind(name: str, argv: tuple[str, ...]) -> Wrapped | None:
-    """Read what a wrapper runs; None if it is none, or runs nothing."""
+def wrapped(argv: tuple[str, ...]) -> Wrapped | None:
+    """Read what a wrapper runs, a `make` of 60 s at most in `timeout 60 make`; None if it is none,
+    or runs nothing."""
+    name = program_name(argv[0])
     if name == "start-sleep":
         return Wrapped((), ("sleep", next(filter(str.isdecimal, argv), "")))
     if name == "eval":

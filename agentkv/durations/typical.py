@@ -28,8 +28,6 @@ MAX_WAIT_S = 3600.0
 UNKNOWN_S = 1.0
 """An unlisted program: many are small tools, some run for long."""
 _OPEN_WAIT_S, _UNKNOWN_ROUNDS = 5.0, 3
-_FURTHER_ROUND_S = 0.002
-"""A further round of a small tool."""
 _OVERHEAD_S = 0.08
 
 _BY_KEY, _BY_NAME, _BY_WORD = (
@@ -72,7 +70,7 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
     """Read a command's usual time off its programs."""
     has_jobs = any(each.is_background for each in command.programs)
     has_wait = any(each.name == "wait" for each in command.programs)
-    now_s, jobs_s, waits_s, unknown_s, longest_s, main = 0.0, 0.0, 0.0, 0.0, -1.0, None
+    total_s, waits_s, unknown_s, longest_s, main = 0.0, 0.0, 0.0, -1.0, None
     for program in command.programs:
         if program.is_background and not has_wait:
             continue
@@ -90,30 +88,25 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
             waits_s, seconds = waits_s + inline_s, seconds + inline_s
         if seconds > longest_s:
             main, longest_s = program, seconds
-        if program.is_background:
-            jobs_s = max(jobs_s, seconds)
-        else:
-            now_s += seconds
-    whole_s = min(max(now_s, jobs_s), MAX_WAIT_S) + _OVERHEAD_S
+        total_s += seconds
+    whole_s = min(total_s, MAX_WAIT_S) + _OVERHEAD_S
     limit_s = (main and main.timeout_s) or math.inf
     return FirstGuess(
         seconds=whole_s,
         main=main,
         is_wait=waits_s > whole_s / 2,
         unknown_share=min(unknown_s / whole_s, 1.0),
-        limit_s=limit_s + max(now_s - longest_s, 0.0),
+        limit_s=limit_s + total_s - longest_s,
     )
 
 
 def _all_rounds_s(program: Program, once_s: float) -> float:
     rounds = _UNKNOWN_ROUNDS if program.rounds is None else program.rounds
     if rounds == math.inf:
-        seconds = ENDLESS_S
-    elif once_s <= _OVERHEAD_S and program.name != "sleep":
-        seconds = once_s + min(_FURTHER_ROUND_S * max(rounds - 1, 0), ENDLESS_S)
-    else:
-        seconds = once_s * rounds
-    return min(seconds, program.timeout_s or MAX_WAIT_S)
+        once_s = ENDLESS_S
+    elif once_s > _OVERHEAD_S or program.name == "sleep":  # of a small tool a round is nothing
+        once_s *= rounds
+    return min(once_s, program.timeout_s or MAX_WAIT_S)
 
 
 def _once_s(program: Program) -> tuple[float, bool]:
