@@ -236,7 +236,9 @@ class _Script:
             self._rounds_of_loop = _rounds_of(words[2:])
         elif loop and _ENDLESS.fullmatch(f"{loop} {' '.join(words)}"):
             self._rounds_of_loop = math.inf
-        for assigned in takewhile(bool, map(ASSIGNMENT.fullmatch, words)):
+        for word in words:
+            if (assigned := ASSIGNMENT.fullmatch(word)) is None:
+                break
             self._found.variables[assigned[1]] = assigned[2][:200]
         is_call = words and words[0] != "case" and words[0][-2:] != "()"
         if is_call and loop not in _OVER_WORDS:

@@ -153,4 +153,4 @@ class DurationPredictor:
 
     def _start_afresh(self) -> None:
         self.num_observed = 0
-        self._estimator = _ESTIMATORS[self.kind]()
+        self._estimator: CellEstimator | ContextServeEstimator = _ESTIMATORS[self.kind]()
