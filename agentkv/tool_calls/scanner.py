@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 
 from agentkv.tool_calls import (
-    bash_tags,
     fences,
     json_calls,
     pythonic_calls,
@@ -44,8 +43,8 @@ _DIALECTS: tuple[tuple[_Reader, tuple[str, ...]], ...] = (
     (token_calls.read_named, token_calls.NAMED_OPENERS),
     (token_calls.read_gemma, token_calls.GEMMA_OPENERS),
     (token_calls.read_harmony, (token_calls.HARMONY_OPENER,)),
-    (bash_tags.read_bash_tag, (bash_tags.BASH_OPENER,)),
-    (bash_tags.read_typed, (bash_tags.TYPED_OPENER,)),
+    (fences.read_bash_tag, (fences.BASH_OPENER,)),
+    (fences.read_typed, (fences.TYPED_OPENER,)),
     (json_calls.read_bare, json_calls.BARE_OPENERS),
 )
 _BLOCKS = ("fenced", "tagged")
