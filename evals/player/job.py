@@ -106,13 +106,6 @@ class _Reply:
     is_whole: bool = False
     usage: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """None if the server does not report it."""
-        details = self.usage.get("prompt_tokens_details") or {}
-        cached: int | None = details.get("cached_tokens")
-        return cached
-
 
 OnTurn = Callable[[JobOutcome, TurnOutcome, bool], None]
 """Called with the job so far, each turn as it ends, and whether it is the job's last."""
@@ -189,13 +182,15 @@ class JobPlayer:
         elif error is None:
             tool_s, is_cut = await self._follow(job, command, plan.turns[number])
             ending = "cut" if is_cut else None
+        cached_tokens = (reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        self.has_seen_cached_tokens |= cached_tokens is not None
         outcome = TurnOutcome(
             turn=number,
             sent_s=reply.sent_s,
             first_token_s=reply.first_token_s,
             ended_s=ended_s,
             prompt_tokens=reply.usage.get("prompt_tokens") or 0,
-            cached_tokens=reply.cached_tokens or 0,
+            cached_tokens=cached_tokens or 0,
             output_tokens=reply.usage.get("completion_tokens") or 0,
             tool_s=tool_s,
             error=error,
@@ -225,12 +220,8 @@ class JobPlayer:
                 for choice in event.get("choices", ()):
                     if conversation.read(choice) and reply.first_token_s is None:
                         reply.first_token_s = self.clock()
-                    # not every server closes a stream as OpenAI's does
-                    reply.is_whole = reply.is_whole or bool(choice.get("finish_reason"))
         if not reply.is_whole:
             raise RunError("no stream of events, or one that broke off before its end")
-        if reply.cached_tokens is not None:
-            self.has_seen_cached_tokens = True
 
     async def _follow(self, job: Any, command: str, plan: TurnPlan) -> tuple[float, bool]:
         """Run the tool after a turn, and its children; then pause.

@@ -33,6 +33,8 @@ from .instances import DAEMON_LESS, HUB_NAMES, SUITE, SwebenchError, load_instan
 
 TOOL_FLAG = "--enable-auto-tool-choice"
 _COUNT = whole_number(1)
+_OF_PLAN = ("model", "base_url", "api_key", "server_flags", "workers", "is_text", "configs")
+"""What the plan of a run takes from the flag of that name."""
 QUIET = {
     "MSWEA_SILENT_STARTUP": "1",  # a banner on standard output
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a download of prices, at import
@@ -81,13 +83,7 @@ def _run(options: argparse.Namespace) -> Outcome:
         instances=load_instances(options.instances, options.slice, options.filter),
         out=Path(options.out or f"swebench-{name}-{time_stamp()}").absolute(),
         policy=policy,
-        model=options.model,
-        base_url=options.base_url,
-        api_key=options.api_key,
-        server_flags=options.server_flags,
-        workers=options.workers,
-        is_text=options.is_text,
-        configs=options.configs,
+        **{name: getattr(options, name) for name in _OF_PLAN},
     )
     document = run(plan, resume=options.resume)
     how = ", ".join(f"{number} {status}" for status, number in document["exit_statuses"].items())

@@ -79,7 +79,6 @@ def test_a_run_passes_if_it_held_something() -> None:
     ("run", "check", "problem"),
     [
         (with_row(2, gap_blocks=(10, 0)), GAPS, "turn 2: 10 blocks after it, then 10, 0"),
-        (with_row(3, gap_blocks=(18, 30)), GAPS, "turn 3: 18 blocks after it, then 18, 30"),
         (with_row(3, blocks_after=10, gap_blocks=()), GROWTH, "turn 3: 10 blocks, 10 before it"),
         (with_row(5, blocks_after=30), LAST_STEP, "turn 5: 30 blocks are still in use"),
         (

@@ -77,15 +77,6 @@ def test_a_turn_waits_until_its_context_has_been_copied_out() -> None:
     assert turn.sent_s + turn.to_first_token_s > copy_s + load_s > 1.5 * copy_s
 
 
-def test_a_tier_without_room_is_no_tier() -> None:
-    """A tier without room for a block changes nothing."""
-    workload = random_jobs(20)
-    _, without = simulate(workload, "fcfs")
-    _, empty = simulate(workload, "fcfs+offload", dram_gib=1e-9)
-    assert empty.counters["reloads"] == 0
-    assert [job.duration_s for job in empty.jobs] == [job.duration_s for job in without.jobs]
-
-
 class NothingToTheTier(Policy):
     """Lets no turn go to the tier."""
 

@@ -14,7 +14,6 @@ from agentkv.evals.workload.plans import (
     BURST_JOBS,
     Workload,
     arrival_times_s,
-    deal_jobs,
     with_children,
 )
 from agentkv.evals.workload.workloads import WORKLOADS, make_workload
@@ -126,11 +125,3 @@ def test_bursts_come_together_at_the_same_rate() -> None:
     assert len(set(found[:BURST_JOBS])) == 1
     assert len(set(found)) == len(found) / BURST_JOBS
     assert len(found) / found[-1] == pytest.approx(4.0, rel=0.15)
-
-
-@pytest.mark.parametrize("loads", [{"": 1.0}, {"a b": 1.0}, {"a": 0.0}, {"a": float("inf")}])
-def test_clients_without_a_name_or_a_load_are_refused(loads: dict[str, float]) -> None:
-    """The error names the client and its load."""
-    workload = make_workload("bfcl", seed=1, num_jobs=1, jps=1.0)
-    with pytest.raises(InputError, match="clients: got"):
-        deal_jobs(workload, loads)
