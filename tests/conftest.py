@@ -39,11 +39,7 @@ PRICE_S = 9.0
 
 GROUPS = {
     "tiny": (
-        *(
-            "tests/server/test_fleet.py",
-            "tests/server/test_kv_tier.py",
-            "tests/server/test_soak.py",
-        ),
+        *("tests/server/test_kv_tier.py", "tests/server/test_soak.py"),
         *("tests/integrations/grafana/test_grafana.py", "tests/server/test_continuum_server.py"),
         *("tests/server/test_api_real.py", "tests/server/test_clients.py"),
         "tests/evals/simulator/test_calibrate.py",

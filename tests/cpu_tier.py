@@ -24,8 +24,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from agentkv.errors import SetupError
-
 GB_PER_S, LATENCY_MS = "link_gb_per_s", "link_latency_ms"
 """Keys of `kv_connector_extra_config` that slow the link down; without them it is as fast as memory
 is copied."""
@@ -48,19 +46,8 @@ class CPUTierSpec(CPUOffloadingSpec):
     """vLLM's offloading to DRAM, with a worker for KV caches that are in DRAM themselves."""
 
     def __init__(self, config: OffloadingConfig) -> None:
-        """Raises SetupError for a tier smaller than a block, or with blocks put together."""
         super().__init__(config)
         self._copier: CPUTierWorker | None = None
-        if self.blocks_per_chunk != 1:
-            raise SetupError(
-                f"the tier of the CPU build copies single blocks, and a chunk of "
-                f"{self.blocks_per_chunk} is asked for: leave out blocks_per_chunk and block_size"
-            )
-        if not self.num_chunks:
-            raise SetupError(
-                f"a tier of {self.extra_config['cpu_bytes_to_use']} bytes holds no block of "
-                f"{self.kv_bytes_per_chunk} bytes: give it more"
-            )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._copier is None:

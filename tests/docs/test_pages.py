@@ -20,7 +20,7 @@ import pytest
 
 from agentkv.coding_agents import settings_of
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
-from agentkv.policies.names import default_settings
+from agentkv.policies.names import STOCK_POLICIES, default_settings, read_settings
 from agentkv.policies.pins import endings_table
 from agentkv.protocol.foreign import SOURCES
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
@@ -159,8 +159,14 @@ def test_the_tutorial_keeps_its_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> None:
+def test_commands_of_vllm_take_the_flags_that_the_pages_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each `vllm serve` line of the pages parses, and its settings are valid."""
+    # vLLM, which the rest of this file does without
+    from agentkv.integrations.vllm import plugin
+    from tests.integrations.vllm.vllm_names import serve_parser
+
     (tmp_path / "mine.py").write_text(
         "from agentkv.policies import Policy, Settings\n"
         "class MineSettings(Settings):\n    hold_s: float = 5.0\n"
@@ -175,26 +181,14 @@ def test_commands_of_vllm_take_the_flags_that_the_pages_give(tmp_path: Path) -> 
         if line.startswith("vllm serve")
     ]
     assert len(commands) >= 5
-    code = (
-        "import json, sys\n"
-        "from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
-        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "from agentkv.policies.names import read_settings\n"
-        "parser = make_arg_parser(FlexibleArgumentParser())\n"
-        "for words in json.loads(sys.argv[1]):\n"
-        "    given = parser.parse_args(words)\n"
-        "    settings = (given.additional_config or {}).get('agentkv')\n"
-        "    if given.scheduling_policy not in ('fcfs', 'priority'):\n"
-        "        read_settings(settings, policy=given.scheduling_policy)\n"
-    )
-    words = [command[3:] for command in commands]  # behind `vllm serve MODEL`
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(words)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    monkeypatch.chdir(tmp_path)
+    plugin.register()
+    parser = serve_parser()
+    for command in commands:
+        given = parser.parse_args(command[3:])  # behind `vllm serve MODEL`
+        if given.scheduling_policy not in STOCK_POLICIES:
+            settings = (given.additional_config or {}).get("agentkv")
+            read_settings(settings, policy=given.scheduling_policy)
 
 
 @pytest.mark.parametrize(

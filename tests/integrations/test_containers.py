@@ -30,12 +30,6 @@ def test_the_files_that_a_compose_file_mounts_exist(name: str, number: int) -> N
     assert [path for path in files if not (folder / path).exists()] == []
 
 
-def test_the_image_is_built_from_a_file_that_is_there() -> None:
-    """Of the first server; the second one takes its image."""
-    dockerfile = COMPOSE["services"]["vllm-1"]["build"]["dockerfile"]
-    assert (FOLDER / "../.." / dockerfile).is_file()
-
-
 def test_router_and_prometheus_know_both_servers() -> None:
     """The names of the compose file's servers stand in HAProxy's and Prometheus's files."""
     services = [f"{name}:8000" for name in COMPOSE["services"] if name.startswith("vllm")]

@@ -78,34 +78,6 @@ def test_tags_reach_the_engine_from_every_route(
     assert client.post(f"/v1/agentkv/jobs/{quote(job_id)}/release").json()["freed_blocks"] > 0
 
 
-def test_a_sub_agent_of_claude_code_is_a_child_of_its_session(client: httpx.Client) -> None:
-    """Session and sub-agent are two jobs."""
-    session = {"x-claude-code-session-id": new_job_id()}
-    session_id = session["x-claude-code-session-id"]
-    bash = {"name": "Bash", "input_schema": {"type": "object", "properties": {}}}
-    turn = {"tools": [bash], "tool_choice": {"type": "none"}}
-    for headers in (session, {**session, "x-claude-code-agent-id": "a1"}):
-        assert generate(client, "/v1/messages", headers, **turn).status_code == 200
-    assert job(client, session_id)["turns"] == 1
-    child = job(client, f"{session_id}/a1")
-    assert (child["turns"], child["parent_job_id"]) == (1, session_id)
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_jobs_are_named_in_other_places(client: httpx.Client, route: str) -> None:
-    """What a raw post nests by mistake, vLLM's own channel, field and header, and the headers of
-    coding agents name a job on every route."""
-    job_ids = [new_job_id() for _ in range(7)]
-    for place, job_id in zip(("extra_body", "vllm_xargs"), job_ids, strict=False):
-        fields: dict[str, Any] = {place: {"job_id": job_id}}
-        assert generate(client, route, **fields).status_code == 200
-    assert generate(client, route, session_id=job_ids[2]).status_code == 200
-    headers = ("X-Session-ID", "thread-id", "session-id", "x-dynamo-session-id")
-    for header, job_id in zip(headers, job_ids[3:], strict=True):
-        assert generate(client, route, {header: job_id}).status_code == 200
-    assert [job(client, job_id)["turns"] for job_id in job_ids] == [1] * len(job_ids)
-
-
 def test_the_last_step_keeps_nothing(client: httpx.Client) -> None:
     """is_last_step, and its header, end the job at once."""
     for headers, fields in (({}, {"is_last_step": True}), ({"x-dynamo-session-final": "1"}, {})):
@@ -113,21 +85,6 @@ def test_the_last_step_keeps_nothing(client: httpx.Client) -> None:
         assert generate(client, job_id=job_id).status_code == 200
         assert generate(client, headers=headers, job_id=job_id, **fields).status_code == 200
         assert client.get(f"/v1/agentkv/jobs/{job_id}").status_code == 404
-
-
-def test_a_wrong_tag_is_a_400_and_the_server_lives_on(
-    client: httpx.Client, tiny_continuum_server: ServerProcess
-) -> None:
-    """The field is named; the rejection is counted, also while the engine is idle."""
-    server = tiny_continuum_server
-    before = metric(server, "agentkv:bad_tags_total")
-    assert generate(client, headers={"X-Session-ID": "s" * 300}, turn=1).status_code == 200
-    reply = generate(client, job_id="x" * 1_000_000, agentkv_wire_version=1)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"].startswith("job_id: got ")
-    assert len(reply.content) < 500
-    wait_for(lambda: metric(server, "agentkv:bad_tags_total") == before + 1)
-    assert generate(client).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -1,13 +1,11 @@
-"""The demo model behind the example agent and SWE-bench; what it says is no fact of these tests."""
+"""The demo model behind guided decoding and SWE-bench; what it says is no fact of these tests."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import bash_agent
 import httpx
 import pytest
 
@@ -17,18 +15,6 @@ from tests.conftest import PRICE_S
 from tests.server.chat import WORDS, agentkv_get, chat, wait_for
 
 pytestmark = pytest.mark.server
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "bash_agent.py"
-BLOCK_SIZE = 32
-
-
-def play(
-    base_url: str, capsys: pytest.CaptureFixture[str], *options: str
-) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON document and the text on standard error."""
-    status = bash_agent.main(["--base-url", base_url, "--json", *options])
-    captured = capsys.readouterr()
-    return status, json.loads(captured.out), captured.err
 
 
 @pytest.mark.parametrize(
@@ -60,29 +46,6 @@ def test_a_context_is_held_by_the_price_of_the_tool(
     assert (decision["ttl_s"] > 0) == is_held
     assert f"coming back is worth {PRICE_S:.2f} s of a pin" in decision["reason"]
     chat(server, WORDS, model="demo", job_id=job_id, is_last_step=True)
-
-
-def test_the_tour_is_one_job_of_five_turns(
-    demo_server: ServerProcess,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The tour's five turns find their context cached and pinned; the last one leaves nothing."""
-    status, document, text = play(demo_server.base_url, capsys)
-    turns = document["turns"]
-    assert status == 0, text
-    assert [turn["user_prompt"] for turn in turns] == list(bash_agent.TOUR)
-    assert document["job"]["turns"] == 5
-    for earlier, later in pairwise(turns):
-        context_tokens = earlier["prompt_tokens"] + earlier["output_tokens"]
-        assert later["prompt_tokens"] > context_tokens
-        assert later["cached_tokens"] >= earlier["prompt_tokens"] - BLOCK_SIZE
-        assert later["cached_tokens"] > earlier["cached_tokens"]
-    routes = f"{demo_server.base_url}/agentkv"
-    job_id = document["job"]["job_id"]
-    events = httpx.get(f"{routes}/timestamps", timeout=30).json()["jobs"][job_id]
-    reasons = [event.get("reason") for event in events if event["event"] == "unpinned"]
-    assert reasons == ["returned"] * 4
-    assert httpx.get(f"{routes}/stats", timeout=30).json()["pinned_blocks"] == 0
 
 
 def events_of(server: ServerProcess, job_id: str, name: str) -> list[dict[str, Any]]:

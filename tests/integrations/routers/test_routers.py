@@ -82,10 +82,16 @@ def test_jobs_and_their_feedback_stay_on_one_server(
 ) -> None:
     """All turns, tool events and the release of a job reach one server, and both have jobs.
 
-    Each turn finds the one before in the cache.
+    Each turn finds the one before in the cache. Jobs that name another as their affinity go to
+    its server.
     """
     with ROUTERS[name](servers, tmp_path) as router:
         runs = [play_all(router, f"{name}-{run}", NUM_JOBS) for run in range(NUM_RUNS)]
+        affinity = runs[0][0].job_id if name in ("haproxy", "nginx") else None
+        children = play_all(router, f"{name}-child", NUM_JOBS, affinity=affinity)
+    if affinity is not None:
+        first = outcome_of(servers, runs[0][:1])
+        assert outcome_of(servers, children).per_server.keys() == first.per_server.keys()
     for jobs in runs:
         outcome = outcome_of(servers, jobs)
         row = {

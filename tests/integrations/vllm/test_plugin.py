@@ -43,12 +43,6 @@ def test_registering_twice_wraps_once() -> None:
     assert EngineArgs.add_cli_args is before
 
 
-def test_our_policies_are_choices_like_stocks() -> None:
-    """--scheduling-policy takes fcfs, priority and each of ours."""
-    for policy in ("fcfs", "priority", *SHIPPED):
-        assert parse("--scheduling-policy", policy).scheduling_policy == policy
-
-
 @pytest.mark.parametrize(
     ("flags", "is_reported"),
     [

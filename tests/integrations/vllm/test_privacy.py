@@ -31,6 +31,13 @@ def by_tag(engine: Engine) -> None:
     engine.turn(history + prompt_of(40), job_id="a", last_tool=COMMAND, last_tool_s=0.5)
 
 
+def by_tool_event(engine: Engine) -> None:
+    """The client reports the command's start and end."""
+    engine.turn(prompt_of(100), job_id="a")
+    engine.tool("a", "started", COMMAND)
+    engine.tool("a", "finished", COMMAND, duration_s=0.5)
+
+
 def by_reply(engine: Engine) -> None:
     """The command is read from the reply; the request has a job id and nothing else."""
     history = engine.turn(prompt_of(100), reply=REPLY, job_id="a")
@@ -45,7 +52,7 @@ def by_inference(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
-@pytest.mark.parametrize("arrives", [by_tag, by_reply, by_inference])
+@pytest.mark.parametrize("arrives", [by_tag, by_tool_event, by_reply, by_inference])
 def test_no_secret_of_a_command_is_shown_or_stored(
     arrives: Callable[[Engine], None], policy: str, tmp_path: Path
 ) -> None:

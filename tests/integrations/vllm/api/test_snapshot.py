@@ -61,23 +61,6 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
     assert (evicted["state"], evicted["why"], evicted["blocks"]) == ("evicted", "pressure", 0)
 
 
-def test_a_job_that_is_held_back_says_why() -> None:
-    """A first turn that admission holds back has the reason of its event."""
-    engine = Engine(policy="agentkv", num_blocks=17, **PINS)
-    engine.add(prompt_of(16 * 10), job_id="first", max_tokens=64)
-    engine.step()
-    engine.add(prompt_of(16 * 10, salt=1), job_id="second")
-    engine.step()
-    second = job(engine, "second")
-    assert (second["state"], second["held_back"]) == ("waiting", True)
-    (held,) = [
-        event
-        for event in engine.scheduler.watchers.log.of_job("second")
-        if event["event"] == "held"
-    ]
-    assert second["why"] == held["reason"] != ""
-
-
 def test_the_pool_is_divided_without_rest() -> None:
     """Blocks that run, are pinned, cached or free add up to the pool's; those of a pin that ends
     are cached from then on."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
 import pytest
+from vllm.plugins import load_plugins_by_group
 
 from agentkv.evals.server import ServerUnderTest
 from agentkv.integrations.vllm.doctor import main
 from agentkv.integrations.vllm.doctor.check import Check
-from agentkv.integrations.vllm.doctor.installation import check_installation, run_probe
+from agentkv.integrations.vllm.doctor.installation import GROUP, check_installation
 from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
 from agentkv.protocol import PROBE_ANSWER, PROBE_HEADER
@@ -51,11 +51,12 @@ def test_a_good_installation_is_all_ok() -> None:
     assert [check for check in local().values() if check.status != "OK"] == []
 
 
-@pytest.mark.slow
-def test_an_allow_list_without_us_keeps_the_plugin_out() -> None:
+def test_an_allow_list_without_us_keeps_the_plugin_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """VLLM_PLUGINS really has this effect, and the doctor sees it both ways."""
-    environment = {**os.environ, "VLLM_PLUGINS": "other"}
-    assert run_probe(environment)["policies"] == []
+    for allowed, is_loaded in (("other", False), ("other,agentkv", True)):
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+        assert ("agentkv" in load_plugins_by_group(GROUP)) is is_loaded
+    environment = {"VLLM_PLUGINS": "other"}
     found = local(environment=environment, report={**LOADED, "policies": []})
     assert found["VLLM_PLUGINS"].status == found["plugin"].status == "FAIL"
     assert local(environment={"VLLM_PLUGINS": "other,agentkv"})["VLLM_PLUGINS"].status == "OK"

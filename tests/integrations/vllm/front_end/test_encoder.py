@@ -87,17 +87,6 @@ def test_a_later_turn_encodes_its_end_alone(tokenizer: Any) -> None:
     assert counted.told["reused"] > 0.9 * first
 
 
-def test_parts_are_their_owners(tokenizer: Any) -> None:
-    """Another client's text finds nothing, so that no time tells what others sent."""
-    counted = Counted(tokenizer)
-    text = conversation(tokenizer)
-    counted.encode(text, owner="alice")
-    counted.encode(text, owner="bob")
-    assert counted.told["reused"] == 0
-    counted.encode(text, owner="bob")
-    assert counted.told["reused"] > 0
-
-
 def test_memory_is_bounded_and_holds_no_text(tokenizer: Any) -> None:
     """The parts used longest ago go first, and only ids and hashes are kept."""
     counted = Counted(tokenizer, max_bytes=20_000)

@@ -225,17 +225,6 @@ def test_a_decision_is_explained() -> None:
     assert decision["ttl_s"] == pytest.approx(job["ttl_s"], abs=1e-6)
 
 
-def test_a_freed_turn_is_explained_too() -> None:
-    """SLOW leaves no pin, but says why."""
-    engine = serve()
-    says(engine, "a", SLOW)
-    job = ask(engine, "job", "a")
-    assert (job["predicted_speed"], job["ttl_s"], job["pinned_blocks"]) == ("slow", 0.0, 0)
-    assert job["ttl_reason"].startswith("lets the KV go: ")
-    events = [event["event"] for event in engine.events["a"]]
-    assert events[-3:] == ["pinned", "decision", "unpinned"]
-
-
 def test_continuum_predicts_nothing() -> None:
     """It reads no reply, and its jobs have no predicted speed."""
     engine = Engine(policy="continuum")

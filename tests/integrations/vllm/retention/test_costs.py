@@ -87,28 +87,6 @@ def test_computing_is_worth_more_where_it_takes_more_of_the_time(decodes_each: i
     assert fitted(steps).compute_weight == pytest.approx(0.75 / fixed_share, rel=0.1)
 
 
-def test_worth_is_the_ratio_of_what_is_lost_and_gained() -> None:
-    """By the model that it is derived from: p seconds of prefill a turn and d of decoding, R turns
-    at once that fill the pool: throughput X = 1 / (p + d / R). A second of computing loses X turns;
-    the whole pool once more for a second, so R more turns at once, would win R dX/dR."""
-    num_at_once, prefill_s, steps_each = 10, 0.05, 100
-    decode_s = steps_each * FIXED_S
-
-    def throughput(p: float, r: float) -> float:
-        return 1 / (p + decode_s / r)
-
-    tiny = 1e-6
-    lost = throughput(prefill_s, num_at_once)
-    won = (throughput(prefill_s, num_at_once * (1 + tiny)) - lost) / tiny
-    fit = StepTimeModel()
-    num_new = round(prefill_s / TOKEN_S)
-    num_decoding = steps_each // num_at_once - 1
-    for _ in range(100):
-        fit.observe(Step(num_new, 0, 0, 0.0), FIXED_S + num_new * TOKEN_S)
-        fit.observe(Step(0, 0, 0, 0.0, num_decoding), FIXED_S * num_decoding)
-    assert fit.compute_weight == pytest.approx(lost / won, rel=0.01)
-
-
 def test_steps_played_at_once_count_as_many() -> None:
     """The simulator plays a hundred decoding steps in one: the same price and worth."""
     steps = mixed(50)

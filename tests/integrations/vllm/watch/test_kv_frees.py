@@ -416,8 +416,9 @@ class Lives(Agents):
         ]
 
 
-@pytest.mark.parametrize("has_tier", [False, True], ids=["no tier", "tier"])
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("is_async", "has_tier"), [(False, False), (True, True)], ids=["sync", "async, tier"]
+)
 def test_nothing_leaks_or_sticks_and_each_request_is_freed_once(
     is_async: bool, has_tier: bool
 ) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,10 +38,14 @@ from agentkv.integrations.vllm.watch.prometheus import metric_series
 COMMON = {{"model_name": "m", "engine": "0"}}
 PAYLOAD = {PAYLOAD!r}
 
-def run(code):
+def run(case, code):
     # in a process of its own that has vLLM already, which takes seconds to import
     child = os.fork()
     if child == 0:
+        if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = os.path.join(folder, case)
+            os.makedirs(os.path.join(folder, case), exist_ok=True)
+        print("case", case)
         exec(code, globals())
         sys.exit()
     assert os.waitpid(child, 0)[1] == 0
@@ -53,9 +57,15 @@ def show(registry=REGISTRY):
 """
 
 
-def series_after(*codes: str, **environment: str) -> dict[str, float]:
-    """The agentkv series that fresh processes, one for each code, show; without their buckets."""
-    script = PREAMBLE + "".join(f"run({textwrap.dedent(code)!r})\n" for code in codes)
+Series = dict[str, dict[str, float]]
+
+
+def series_after(cases: Mapping[str, Sequence[str]], **environment: str) -> Series:
+    """For each case the agentkv series that fresh processes, one for each of its codes, show;
+    without their buckets."""
+    script = PREAMBLE
+    for case, codes in cases.items():
+        script += "".join(f"run({case!r}, {textwrap.dedent(code)!r})\n" for code in codes)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
         env={**os.environ, **environment},
@@ -65,13 +75,58 @@ def series_after(*codes: str, **environment: str) -> dict[str, float]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("agentkv:")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    found: Series = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("case "):
+            series = found.setdefault(line.removeprefix("case "), {})
+        elif line.startswith("agentkv:"):
+            name, value = line.rsplit(" ", 1)
+            series[name] = float(value)
+    return found
 
 
-def test_all_series_exist_at_zero_from_the_start() -> None:
+@pytest.fixture(scope="module")
+def of_one() -> Series:
+    """The series of one API server."""
+    return series_after(
+        {
+            "start": ["metric_series().start(COMMON); show()"],
+            "two payloads": [
+                """
+                metric_series().apply(PAYLOAD, COMMON)
+                idle = {"pinned_jobs": 0, "pinned_blocks": 0}
+                metric_series().apply({**PAYLOAD, "gauges": idle}, COMMON)
+                show()
+                """
+            ],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Series:
+    """The series of two API servers, of which the second one hears more, or nothing."""
+    first = "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)"
+    start = """
+        from prometheus_client import CollectorRegistry, multiprocess
+        metric_series().start(COMMON)
+    """
+    hear = """
+        gauges = {"pinned_jobs": 1, "pinned_blocks": 4}
+        metric_series().apply({**PAYLOAD, "gauges": gauges}, COMMON)
+    """
+    end = """
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        show(registry)
+    """
+    cases = {"both hear": [first, start + hear + end], "one hears nothing": [first, start + end]}
+    return series_after(cases, PROMETHEUS_MULTIPROC_DIR=str(tmp_path_factory.mktemp("series")))
+
+
+def test_all_series_exist_at_zero_from_the_start(of_one: Series) -> None:
     """Every counter of the engine has a series, each with its known label values at 0."""
-    series = series_after("metric_series().start(COMMON); show()")
+    series = of_one["start"]
     assert set(series.values()) == {0.0}
     common = 'engine="0",model_name="m"'
     for name in ("pinned_jobs", "pinned_blocks", "preemptions_total", "bad_tags_total"):
@@ -88,14 +143,9 @@ def test_all_series_exist_at_zero_from_the_start() -> None:
     assert set(COUNTERS) <= shown
 
 
-def test_payloads_add_up() -> None:
+def test_payloads_add_up(of_one: Series) -> None:
     """Over two payloads counters and histograms add up, and gauges show the last."""
-    series = series_after("""
-        metric_series().apply(PAYLOAD, COMMON)
-        idle = {"pinned_jobs": 0, "pinned_blocks": 0}
-        metric_series().apply({**PAYLOAD, "gauges": idle}, COMMON)
-        show()
-    """)
+    series = of_one["two payloads"]
     common = 'engine="0",model_name="m"'
     assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == 6
     assert series[f"agentkv:preemptions_total{{{common}}}"] == 2
@@ -105,28 +155,14 @@ def test_payloads_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("news", "num_pins", "num_blocks"),
-    [('{**PAYLOAD, "gauges": {"pinned_jobs": 1, "pinned_blocks": 4}}', 6, 4), ("{}", 3, 9)],
-    ids=["both hear", "one hears nothing"],
+    ("case", "num_pins", "num_blocks"), [("both hear", 6, 4), ("one hears nothing", 3, 9)]
 )
 def test_two_api_servers_show_one_truth(
-    news: str, num_pins: int, num_blocks: int, tmp_path: Path
+    of_two: Series, case: str, num_pins: int, num_blocks: int
 ) -> None:
     """With two API servers counters add up over both, and gauges are those of the later stats; one
     that starts later and hears nothing leaves the value of the other standing."""
-    series = series_after(
-        "metric_series().start(COMMON); metric_series().apply(PAYLOAD, COMMON)",
-        f"""
-        from prometheus_client import CollectorRegistry, multiprocess
-        metric_series().start(COMMON)
-        if news := {news}:
-            metric_series().apply(news, COMMON)
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)
-        show(registry)
-        """,
-        PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
-    )
+    series = of_two[case]
     common = 'engine="0",model_name="m"'
     assert series[f'agentkv:pins_total{{{common},speed="none"}}'] == num_pins
     assert series[f"agentkv:pinned_blocks{{{common}}}"] == num_blocks
