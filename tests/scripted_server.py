@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
-from agentkv.protocol import TAG_FIELDS, WIRE_VERSION
-from agentkv.protocol.foreign import fields_from_headers
+from agentkv.protocol import TAG_FIELDS, WIRE_VERSION, header_fields, read_tags
+from agentkv.protocol.foreign import add_foreign
 from tests.http_front import MALFORMED, Answer, HttpFront
 
 Body = dict[str, Any]
@@ -177,7 +177,9 @@ class RecordedRequest:
         body = self.body if isinstance(self.body, dict) else {}
         if "sampling_params" in body:
             body = body["sampling_params"].get("extra_args") or {}
-        tags = {**fields_from_headers(self.headers), **body}
+        ours = header_fields(self.headers)
+        foreign = add_foreign(read_tags(ours, []), (), self.headers).as_fields()
+        tags = {**foreign, **ours, **body}
         return {name: tags[name] for name in TAG_FIELDS if name in tags}
 
 

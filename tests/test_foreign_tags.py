@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentkv.protocol import MAX_ID_CHARS, Tags, bounded_id
-from agentkv.protocol.foreign import add_foreign, fields_from_headers
+from agentkv.protocol.foreign import add_foreign
 
 CLAUDE = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
 CODEX = {"thread-id": "t", "session-id": "s"}
@@ -132,7 +132,7 @@ def test_a_format_that_names_another_job_says_nothing_about_this_one() -> None:
     headers = {"x-dynamo-session-id": "mine", "x-dynamo-session-final": "1"}
     known = Tags(job_id="mine", turn=3)
     assert add_foreign(known, (body,), headers) == Tags("mine", True, turn=3, max_ttl_s=3600.0)
-    assert fields_from_headers({**headers, "x-agentkv-job": "ours"}) == {"job_id": "ours"}
+    assert add_foreign(Tags("ours"), (), headers) == Tags("ours")
 
 
 def test_an_id_of_any_length_has_an_end() -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agentkv.protocol import TAG_HEADERS, Tags, header_fields, read_tags
+from agentkv.protocol import TAG_HEADERS, Tags, read_tags
 
 CONTEXT_FIELD = "agentic_context"
 MAX_CONTEXT_CHARS = 16 * 1024  # of an object that is sent as JSON text
@@ -112,12 +112,6 @@ def add_foreign(
             if found.get("job_id") in (None, tags.get("job_id")) or "job_id" not in tags:
                 found = {**tags, **found}
     return Tags(**found)
-
-
-def fields_from_headers(headers: Mapping[str, str]) -> dict[str, object]:
-    """The tags that all headers set, ours unchecked; names are in lower case."""
-    ours = header_fields(headers)
-    return {**add_foreign(read_tags(ours, []), (), headers).as_fields(), **ours}
 
 
 def _at(body: Mapping[str, Any], path: str) -> object:
