@@ -261,10 +261,10 @@ class ToolIgnored(ToolSignal):
 
 @dataclass(frozen=True, slots=True)
 class ToolMeasured(JobEvent):
-    """A tool's duration is known, or the least it can be where `source` is "cut_short"."""
+    """A tool's duration is known."""
 
     source: str
-    """ "client", "piggyback", "gap" or "cut_short"."""
+    """ "client", "piggyback" or "gap"."""
     duration_s: float
     reached: str | None = None
     """Where the duration lies in what was predicted: "to_p50", "to_p90", "over_p90" or None."""

@@ -30,7 +30,7 @@ def rank_for(job_key: str, num_engines: int) -> int:
 
 @guarded(None)
 def _choose(request: Any, client: Any) -> int | None:
-    """The rank for a request of a job; None where stock chooses."""
+    """Return the rank for a request of a job; None where stock chooses."""
     job_key = tags_of(request)[0].job_id
     if job_key is None or policy_of(client.vllm_config) is None:
         return None

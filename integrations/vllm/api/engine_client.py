@@ -1,4 +1,4 @@
-"""Calls from an API server process into the engine processes, and the merging of their answers.
+"""Calls the engine processes from an API server process, and merges their answers.
 
 Called by the middleware and the routes. With several data-parallel engines each one is asked, since
 a job may have its blocks on any of them. Knows the operations of `engine_side` by name only. Also
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
-from starlette.responses import Response
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from agentkv.errors import AgentKVServerError
@@ -28,10 +25,6 @@ BUSY_S = 1.0
 """How long a client's feedback waits for the engine; on a CPU a step takes seconds."""
 MAX_HANDED_OVER = 256
 """Calls that the engine has and nobody waits for; with more, clients wait for the engine."""
-POLL_INTERVAL_S = 0.25
-"""Between two calls to the engine for the same question of a client."""
-MAX_QUESTIONS = 1024
-"""Questions of which it is known when they were asked last."""
 JOBS_AT_ONCE = 64
 """Jobs that the engine describes between two of its steps: about half a millisecond."""
 
@@ -107,8 +100,10 @@ class EngineLink:
         task.exception()  # the client has its answer, and the next call says what is wrong
 
     async def read(self, client: str, operation: str, *args: Any) -> list[Any]:
-        """The same for a client's question that changes nothing: it has one at a time, so between
-        two steps the engine answers one call of each client, however many ask."""
+        """Return the answers to a question that changes nothing.
+
+        A client has one at a time, so between two steps the engine answers one call of each
+        client, however many it asks."""
         async with self._reading.setdefault(client, asyncio.Lock()):
             return await self.call(operation, *args)
 
@@ -124,43 +119,6 @@ class EngineLink:
             with suppress(AgentKVServerError):  # a dead engine is reported by the requests
                 await self.call("bad_tags", number)
         self._counting = None
-
-
-class SharedAnswers:
-    """Lets equal questions that come fast share one answer, each asked once in POLL_INTERVAL_S.
-
-    No answer is older than its question: one that comes while another is answered waits for the
-    next.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, asyncio.Task[Response]] = {}
-        self._next_s: OrderedDict[bytes, float] = OrderedDict()
-        """When a question may be asked again, of the last MAX_QUESTIONS asked."""
-
-    async def get(self, asked: object, ask: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what `ask` answers, now or, if the same was asked just before, soon.
-
-        Questions with the same `repr` are the same; only its hash is kept, since clients choose how
-        long it is.
-        """
-        text = repr(asked).encode("utf-8", "surrogatepass")
-        question = hashlib.blake2b(text, digest_size=16).digest()
-        task = self._waiting.get(question)
-        if task is None:
-            task = asyncio.create_task(self._ask(question, ask))
-            self._waiting[question] = task
-        return await asyncio.shield(task)
-
-    async def _ask(self, question: bytes, ask: Callable[[], Awaitable[Response]]) -> Response:
-        clock = asyncio.get_running_loop().time
-        await asyncio.sleep(max(0.0, self._next_s.get(question, 0.0) - clock()))
-        del self._waiting[question]
-        self._next_s[question] = clock() + POLL_INTERVAL_S
-        self._next_s.move_to_end(question)
-        if len(self._next_s) > MAX_QUESTIONS:
-            self._next_s.popitem(last=False)
-        return await ask()
 
 
 def name_clients(engine_client: Any, *, own_caches: bool = False) -> None:
@@ -235,7 +193,7 @@ def merge_stats(answers: Sequence[Answer], *, are_totals: bool = False) -> Answe
 
 
 def merge_clients(answers: Sequence[Sequence[Answer]]) -> list[Answer]:
-    """Return the clients of all engines: what each has on all of them together."""
+    """Return what each client has on all engines together."""
     by_name: dict[str, list[Answer]] = {}
     for client in (client for clients in answers for client in clients):
         by_name.setdefault(client["client"], []).append(client)
@@ -262,38 +220,9 @@ def merge_explained(answers: Sequence[Sequence[Answer]], most: int | None) -> li
 
 
 def merge_job(answers: Sequence[Answer | None]) -> Answer | None:
-    """Return the job as the engine with most of its turns knows it, with its tokens on all; None if
-    no engine knows it."""
+    """Return the job as the engine that computed most of it knows it; None if no engine does."""
     known = [(rank, job) for rank, job in enumerate(answers) if job is not None]
     if not known:
         return None
-    rank, job = max(known, key=lambda entry: entry[1].get("turns", 0))
-    if len(answers) == 1:
-        return job
-    return {**job, "engine": rank, "tokens": merge_stats([each["tokens"] for _, each in known])}
-
-
-def merge_release(answers: Sequence[Answer | None]) -> Answer | None:
-    """Return the blocks freed on all engines together, or None if no engine knows the job."""
-    known = [answer for answer in answers if answer is not None]
-    if not known:
-        return None
-    return {
-        **known[0],
-        "freed_blocks": sum(answer["freed_blocks"] for answer in known),
-        "tokens": merge_stats([answer["tokens"] for answer in known]),
-    }
-
-
-def merge_timestamps(answers: Sequence[Answer]) -> Answer:
-    """Return the events of each job, engine by engine if several served it.
-
-    Times count from each engine's own start, so events carry their engine and are not interleaved.
-    """
-    if len(answers) == 1:
-        return answers[0]
-    jobs: dict[str, list[Answer]] = {}
-    for rank, answer in enumerate(answers):
-        for job_id, events in answer["jobs"].items():
-            jobs.setdefault(job_id, []).extend({**event, "engine": rank} for event in events)
-    return {"jobs": jobs}
+    rank, job = max(known, key=lambda each: each[1]["tokens"]["prompt_tokens"])
+    return job if len(answers) == 1 else {**job, "engine": rank}

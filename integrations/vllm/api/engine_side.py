@@ -1,4 +1,4 @@
-"""The operations behind the `/v1/agentkv` routes, run in the engine.
+"""Runs the operations behind the `/v1/agentkv` routes in the engine.
 
 Called through vLLM's utility calls by `engine_client`, on the engine's main thread between two
 steps. Arguments and answers are plain data; a job is named by its key (see `protocol.job_key`),
@@ -8,11 +8,11 @@ and answers have the id that its client gave it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import vllm
@@ -29,12 +29,16 @@ from ..watch.counters import COUNTERS
 from ..watch.job_view import job_views
 from ..watch.log import shown
 from . import snapshot
-from .job_now import JobNow, name_of
+from .snapshot import job_now, name_of
 
 MAX_TURNS = 64
 """Turns of a job that are shown, the last ones."""
 MAX_READ = 170
 """Events of a job from which they are read, the last ones: less than a millisecond."""
+EVENTS_AT_ONCE = 50
+"""Events handed over between two steps: of the longest texts 150 kB."""
+INSTANCE = uuid4().hex
+"""Tells this engine from others behind a router."""
 NOT_SHOWN = {"policy", "watchers", "client_header"}
 """Settings that are not shown as they are."""
 
@@ -55,6 +59,7 @@ def info(scheduler: RetainingScheduler) -> dict[str, Any]:
     all_settings = {**default_settings(), **settings.model_dump()}
     return {
         **server(scheduler),
+        "instance": INSTANCE,
         "wire_version": WIRE_VERSION,
         "policy": label_of(settings.policy),
         # the options of watchers may hold a secret; clients are nobody's news
@@ -91,21 +96,18 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
     }
 
 
-def job_keys(scheduler: RetainingScheduler, client: str | None, start: int, most: int) -> list[str]:
-    """Return `most` keys of this client's jobs, or of all, the last active first."""
-    own = reversed(scheduler.retention.jobs.of(client).values())
+def job_keys(scheduler: RetainingScheduler, viewer: str | None, start: int, most: int) -> list[str]:
+    """Return `most` keys of the jobs that a client sees, the last active first."""
+    own = reversed(scheduler.retention.jobs.of(viewer).values())
     return [str(job.job_id) for job in islice(own, start, start + most)]
 
 
 def jobs(
-    scheduler: RetainingScheduler, client: str | None = None, keys: Sequence[str] | None = None
+    scheduler: RetainingScheduler, viewer: str | None, keys: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Describe the jobs with these keys; without, all of this client, or all, which takes long."""
-    table = scheduler.retention.jobs
-    if keys is None:
-        keys = job_keys(scheduler, client, 0, len(table))[::-1]
-    found = [job for job in map(table.get, keys) if job is not None]
-    return [JobNow(scheduler, job, client).as_listed() for job in found]
+    """Describe the jobs with these keys, as far as they are known."""
+    found = map(scheduler.retention.jobs.get, keys)
+    return [job_now(scheduler, job, viewer) for job in found if job is not None]
 
 
 def job(
@@ -119,7 +121,7 @@ def job(
     if found is None:
         return None
     turns = turns_of(scheduler, found.job_id, None if of_anybody else found.client)
-    return {**JobNow(scheduler, found, found.client).as_listed(), "last_turns": turns}
+    return {**job_now(scheduler, found, found.client), "last_turns": turns}
 
 
 def keys_to_explain(
@@ -158,7 +160,7 @@ def explain(
 def turns_of(
     scheduler: RetainingScheduler, key: JobKey, viewer: str | None
 ) -> list[dict[str, Any]]:
-    """The last admitted turns of a job, as the event log has them and `viewer` may see them."""
+    """Return the last admitted turns of a job, as the event log has them for this viewer."""
     last = scheduler.watchers.log.last_of(key, MAX_READ)
     events = [shown(entry, viewer) for entry in last]
     rows = [row for view in job_views(key.own_id, events) for row in view.rows()]
@@ -192,39 +194,35 @@ def release(scheduler: RetainingScheduler, job_key: str) -> dict[str, Any] | Non
 
 def events(
     scheduler: RetainingScheduler,
-    slices: list[tuple[str, int, int]],
-    since_s: float,
-    client: str | None = None,
+    viewer: str | None,
+    places: Mapping[str, int | None],
+    own_id: str | None = None,
 ) -> dict[str, Any]:
-    """Return a part of the event log, of jobs that `event_counts` named for this client, or all."""
-    named = partial(name_of, scheduler, client)
-    return scheduler.watchers.log.part(slices, since_s, client, named)
+    """Return the next EVENTS_AT_ONCE of the event log, each with its job's name; `places` are the
+    `next` of the page before, by engine."""
+    engine = str(seam.engine_number(scheduler.vllm_config))
+    found, place = [], places.get(engine, 0)
+    if place is not None:
+        log = scheduler.watchers.log
+        found, place = log.page(place, EVENTS_AT_ONCE, viewer, own_id)
+    named = [(name_of(scheduler, viewer, key), entry) for key, entry in found]
+    return {"engine": engine, "events": named, "next": place}
 
 
-def live(scheduler: RetainingScheduler, views: Sequence[snapshot.View]) -> dict[str, Any]:
-    """Describe the engine at this moment, to each of the clients that watch it."""
-    return {**server(scheduler), **snapshot.live(scheduler, stats(scheduler), views)}
-
-
-def watched(
-    scheduler: RetainingScheduler, asked: Sequence[tuple[str | None, str]]
-) -> list[dict[str, Any] | None]:
-    """Describe jobs that `live` named, each to the client that watches; None for unknown ones."""
-    found = ((client, scheduler.retention.jobs.get(key)) for client, key in asked)
-    return [
-        None if job is None else JobNow(scheduler, job, client).as_watched()
-        for client, job in found
-    ]
+def live(
+    scheduler: RetainingScheduler, viewer: str | None, seen_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """Describe the engine at this moment to a client that watches it."""
+    now = snapshot.live(scheduler, viewer, seen_s)
+    return {**server(scheduler), **now, "stats": stats(scheduler)}
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (
-        *(info, stats, job_keys, jobs, job, keys_to_explain, explain, tool, release),
-        *(events, live, watched),
+        *(info, stats, job_keys, jobs, job, keys_to_explain, explain, tool, release, events, live),
     )
 } | {
-    "event_counts": lambda engine, *asked: engine.watchers.log.counts(*asked),
     "clients": lambda engine: engine.admission.shares.describe(),
     "bad_tags": lambda engine, num: engine.watchers.counters.add("bad_tags_total", amount=num),
 }

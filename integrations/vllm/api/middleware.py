@@ -1,4 +1,4 @@
-"""The plugin's ASGI middleware: brings the tags of a request to the engine.
+"""Brings the tags of a request to the engine, as ASGI middleware.
 
 vLLM instantiates it through its own `--middleware` option. It reads the tags of a request and folds
 them into `vllm_xargs`, the one channel from an HTTP body to vLLM's scheduler; a request without
@@ -9,24 +9,19 @@ policies it forwards every call, and knows whose it is only where the front end 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.logger import init_logger
 
 from agentkv.errors import TagError
 from agentkv.protocol import (
     OUR_HEADERS,
-    PROBE_ANSWER,
-    PROBE_HEADER,
     TAG_FIELDS,
     WIRE_FIELD,
     WIRE_VERSION,
@@ -58,7 +53,6 @@ _TAGGED_PATHS = frozenset(
         *(_ANTHROPIC_PATH, _TOKENS_PATH, _OPEN_PATH),
     )
 )
-_PROBE = PROBE_HEADER.lower().encode()
 _HEADER_NAMES = frozenset(name.encode() for name in READ_HEADERS)
 
 # vLLM takes this header into `request.session_id` itself, on all four routes, and the scheduler
@@ -67,7 +61,7 @@ _NATIVE_HEADERS = frozenset({"x-session-id"})
 
 
 class AgentKVMiddleware:
-    """One instance per API server process; runs in the event loop and never blocks it."""
+    """Reads requests in the event loop of an API server process, and never blocks it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,9 +79,6 @@ class AgentKVMiddleware:
         page = None if self._engine is None else _page(scope)
         if page is not None:
             await page(scope, receive, send)
-            return
-        if scope["type"] == "http" and any(name == _PROBE for name, _ in scope["headers"]):
-            await self._say_who_answers(self._clients, scope, receive, send)
             return
         before = served_client.set(self._clients.of(scope))
         try:
@@ -124,27 +115,6 @@ class AgentKVMiddleware:
         elif front_end_mib(vllm_config):
             self._clients = Clients(find_token_verifier(app), {})
 
-    async def _say_who_answers(
-        self, clients: Clients, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Answer a probe of the doctor: like a completion, so that a router passes it on."""
-        has_key = clients.verifier is None or clients.verifier.verify_token(Headers(scope=scope))
-        body, messages = await read_body(receive)
-        if not has_key or body is None:
-            await self._app(scope, replay(messages, receive), send)
-            return
-        # all processes of a server listen on one port
-        place = f"{socket.gethostname()} {scope['server'][1] or scope['server'][0]}"
-        answer = {
-            "id": PROBE_ANSWER + hashlib.sha256(place.encode()).hexdigest()[:16],
-            "object": "text_completion",
-            "created": 0,
-            "model": "agentkv",
-            "choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-        }
-        await JSONResponse(answer)(scope, receive, send)
-
     async def _fold_tags(
         self, engine: EngineLink, clients: Clients, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -180,7 +150,7 @@ class AgentKVMiddleware:
 
 
 def _page(scope: Scope) -> Response | None:
-    """A file of the live page, which is served before vLLM asks for a key."""
+    """Return a file of the live page, which is served before vLLM asks for a key."""
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
         return None
     path = _path(scope)
@@ -195,10 +165,6 @@ def _path(scope: Scope) -> str:
 def _fold_request(
     scope: Scope, body: bytes, passed_over: list[TagError], session_headers: Sequence[str]
 ) -> bytes:
-    text = body
-    if (encoding := json.detect_encoding(body)) != "utf-8":  # vLLM takes UTF-16 and UTF-32, too
-        with suppress(UnicodeError):
-            text = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
     headers = {
         name.decode(): value.decode("latin-1")
         for name, value in scope["headers"]
@@ -210,11 +176,11 @@ def _fold_request(
         headers["x-session-id"] = named
     parse_header_tags(headers)  # also where the body is not read
     is_native = named is None and not headers.keys() - _NATIVE_HEADERS
-    if is_native and (_path(scope) == _TOKENS_PATH or not may_hold_tags(text)):
+    if is_native and (_path(scope) == _TOKENS_PATH or not may_hold_tags(body)):
         return body
     folds = fold_into_sampling if _path(scope) == _TOKENS_PATH else fold
     try:
-        return folds(text, headers, passed_over)
+        return folds(body, headers, passed_over)
     except RecursionError:  # of what was parsed just so, deeper than it can be written
         return body
 
@@ -286,7 +252,7 @@ def _parse_object(body: bytes) -> dict[str, Any] | None:
 def _collect(
     places: Sequence[Mapping[str, Any]], headers: Mapping[str, str], passed_over: list[TagError]
 ) -> Tags:
-    """The tags of a request, by the places of its body from the top level to `vllm_xargs`."""
+    """Return the tags of a request, by the places of its body from the top level to the xargs."""
     is_ours = any(name.startswith(OUR_HEADERS) for name in headers) or any(
         place.get(WIRE_FIELD) == WIRE_VERSION for place in places
     )
@@ -303,7 +269,7 @@ def _collect(
 
 
 def _as_xargs(tags: Tags) -> dict[str, str | int | float]:
-    """The tags, with flags as the numbers that vLLM makes of them."""
+    """Return the tags, with flags as the numbers that vLLM makes of them."""
     fields = tags.as_fields().items()
     return {name: int(tag) if isinstance(tag, bool) else tag for name, tag in fields}
 

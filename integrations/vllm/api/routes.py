@@ -1,4 +1,4 @@
-"""The HTTP routes under /v1/agentkv, each of which forwards one operation to the engine.
+"""Answers the HTTP routes under /v1/agentkv, each by one operation of the engine.
 
 The middleware adds them to vLLM's own application under one of our policies, so its API key check,
 CORS and metrics apply; under other policies the paths answer vLLM's 404. No state is kept here.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
@@ -30,15 +29,12 @@ from .engine_client import (
     EngineLink,
     EngineUnavailableError,
     OperationFailedError,
-    SharedAnswers,
     merge_clients,
     merge_explained,
     merge_info,
     merge_job,
     merge_jobs,
-    merge_release,
     merge_stats,
-    merge_timestamps,
 )
 from .live import LiveHub, TooManyViewersError
 
@@ -48,15 +44,12 @@ FINISH_SESSION = "/finish_session"
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """Holds a command of the largest allowed length with every character escaped, and some room."""
-
 MAX_EXPLAINED = 10
 """Jobs that one answer explains: 100 kB, asked for one by one."""
-LISTED_AT_ONCE = 2000
+KEYS_AT_ONCE = 2000
 """Keys of jobs that the engine hands over between two of its steps: about half a millisecond."""
-EVENTS_AT_ONCE = 50
-"""Events that the engine hands over between two of its steps: of the longest texts 150 kB."""
 MAX_TIMESTAMPS_BYTES = 8 * 1024 * 1024
-"""Default and largest value of `limit`."""
+"""Of events in one answer."""
 _READ_METHODS = ("GET", "HEAD")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
@@ -71,12 +64,12 @@ class _RefusedError(Exception):
 
 def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
     """Add /v1/agentkv/* to this application; call once."""
-    hub, polls = LiveHub(engine), SharedAnswers()
+    hub = LiveHub(engine)
 
     def answering(answer: Callable[[_Question], Awaitable[Response]]) -> Any:
         async def answer_or_say_why(request: Request) -> Response:
             try:
-                return await answer(_Question(request, engine, clients))
+                return await answer(_Question(request, engine, clients, hub))
             except _RefusedError as refused:
                 return refused.answer
             except TagError as error:
@@ -86,67 +79,49 @@ def add_routes(app: Starlette, engine: EngineLink, clients: Clients) -> None:
 
         return answer_or_say_why
 
-    async def below_prefix(question: _Question) -> Response:
-        if question.segments == ["live"]:
-            question.require("GET")
-            return hub.stream(question.client, sees_all=question.sees_all)
-        if question.request.method not in _READ_METHODS:
-            return await question.answer()
-        return await polls.get(question.key, question.answer)
-
     # A single route, because a job id may contain slashes, which only the raw path tells from
     # separators.
-    route = Route(PREFIX + "{rest:path}", answering(below_prefix), methods=list(_METHODS))
+    route = Route(PREFIX + "{rest:path}", answering(_Question.answer), methods=list(_METHODS))
     # Starlette's `path` ends at a line end, which a job id may hold as well.
     route.path_regex = re.compile(rf"^{PREFIX}(?P<rest>[\s\S]*)\Z")
-    app.router.routes.append(route)
-    finish = answering(_Question.finish_session)
-    app.router.routes.append(Route(FINISH_SESSION, finish, methods=["POST"]))
+    finish = Route(FINISH_SESSION, answering(_Question.finish_session), methods=["POST"])
+    app.router.routes += [route, finish]
 
 
 class _Question:
-    """A request of one of our routes: whose it is, whose jobs it may see, and its answer."""
+    """Answers a request of one of our routes, by whose it is and whose jobs it may see."""
 
-    def __init__(self, request: Request, engine: EngineLink, clients: Clients) -> None:
-        self.request = request
-        self.client = clients.of(request.scope)
-        self.sees_all = clients.sees_all_jobs(request.scope)
-        self.segments = _raw_segments(request)
-        read = (request.query_params.get(name) for name in _PARAMETERS.get(self.segments[0], ()))
-        self.key = (self.client, self.sees_all, *self.segments, *read)
-        """Equal for two requests that get the same answer."""
-        self._viewer = None if self.sees_all else self.client
+    def __init__(
+        self, request: Request, engine: EngineLink, clients: Clients, hub: LiveHub
+    ) -> None:
+        self._request = request
+        self._client = clients.of(request.scope)
+        self._sees_all = clients.sees_all_jobs(request.scope)
+        self._viewer = None if self._sees_all else self._client
         self._engine = engine
         self._clients = clients
-
-    def require(self, *allowed: str) -> None:
-        """Refuse a request whose method is not one of these."""
-        request = self.request
-        if request.method not in allowed:
-            message = f"{request.method} is not allowed on {request.url.path}; use {allowed[0]}"
-            allow = {"Allow": ", ".join(allowed)}
-            raise _RefusedError(openai_error(405, message, headers=allow))
+        self._hub = hub
 
     async def answer(self) -> Response:
         """Answer by the path below the prefix; only who sees all jobs may ask for `clients`."""
-        first, *rest = self.segments
-        if first in _READINGS and not rest and (first != "clients" or self.sees_all):
-            self.require(*_READ_METHODS)
+        first, *rest = _raw_segments(self._request)
+        if first in _READINGS and not rest and (first != "clients" or self._sees_all):
+            self._require(*_READ_METHODS)
             return await _READINGS[first](self)
         if first != "jobs" or not any(rest):
-            message = f"no such path: {self.request.url.path}"
+            message = f"no such path: {self._request.url.path}"
             raise _RefusedError(openai_error(404, message))
         if len(rest) > 1 and rest[-1] in ("tool", "release"):
-            self.require("POST")
+            self._require("POST")
             act = self._report_tool if rest[-1] == "tool" else self._release
             return await act(_job_id(rest[:-1]))
-        self.require(*_READ_METHODS)
+        self._require(*_READ_METHODS)
         job_id = _job_id(rest)
-        key = str(JobKey(self.client, job_id))
-        return _found(job_id, merge_job(await self._read("job", key, self.sees_all)))
+        key = str(JobKey(self._client, job_id))
+        return _found(job_id, merge_job(await self._read("job", key, self._sees_all)))
 
     async def finish_session(self) -> Response:
-        job_id = self.request.query_params.get("session_id")
+        job_id = self._request.query_params.get("session_id")
         if job_id is None:
             raise TagError("session_id", None, "the id of a job, as a query parameter")
         return await self._release(parse_tags({"job_id": job_id}).job_id or "")
@@ -157,8 +132,16 @@ class _Question:
     async def _stats(self) -> Response:
         return _answer(merge_stats(await self._read("stats")))
 
+    async def _live(self) -> Response:
+        return self._hub.stream(self._client, sees_all=self._sees_all)
+
     async def _jobs(self) -> Response:
-        keys = await self._listed("job_keys")
+        keys: list[str] = []
+        for start in itertools.count(0, KEYS_AT_ONCE):
+            answers = await self._read("job_keys", self._viewer, start, KEYS_AT_ONCE)
+            keys += itertools.chain.from_iterable(answers)
+            if max(map(len, answers)) < KEYS_AT_ONCE:
+                break
         return _answer({"jobs": merge_jobs(await self._described("jobs", keys, JOBS_AT_ONCE))})
 
     async def _named_clients(self) -> Response:
@@ -168,91 +151,75 @@ class _Question:
 
     async def _explain(self) -> Response:
         """Return the turns of `?job=`, or of the `?worst=` jobs, and why they missed."""
-        job_id = self.request.query_params.get("job")
+        job_id = self._request.query_params.get("job")
         if job_id is not None:
             parse_tags({"job_id": job_id})
-        worst = int(self._number("worst", 1, most=MAX_EXPLAINED, default=1))
+        text = self._request.query_params.get("worst", "1")
+        if not (text.isdecimal() and 1 <= int(text) <= MAX_EXPLAINED):
+            raise TagError("worst", text, f"a number from 1 to {MAX_EXPLAINED}")
+        worst = int(text)
         asked = await self._read("keys_to_explain", self._viewer, job_id, worst)
         answers = await self._described("explain", [*itertools.chain(*asked)], 1)
         jobs = merge_explained(answers, None if job_id is not None else worst)
         return _answer({"jobs": jobs}) if jobs or job_id is None else _found(job_id, None)
 
     async def _timestamps(self) -> Response:
-        """Return the event log of the jobs that the client sees, read and encoded in parts.
+        """Return the events of `?job=`, or of all jobs that the client sees, read in parts.
 
-        `?job=` asks for one job, `?since=` for events later than that many seconds, and `?limit=`
-        ends the answer after that many bytes of events: it then says `"truncated": true`.
+        The answer ends after MAX_TIMESTAMPS_BYTES, and then says `"truncated": true`.
         """
-        job_id = self.request.query_params.get("job")
-        since_s = self._number("since", 0.0, most=1e12, default=-1.0)
-        limit = self._number("limit", 1.0, most=MAX_TIMESTAMPS_BYTES, default=MAX_TIMESTAMPS_BYTES)
-        counts: dict[str, int] = {}
-        for key, num_events in await self._listed("event_counts"):
-            if job_id is None or JobKey.read(key).own_id == job_id:
-                counts[key] = max(num_events, counts.get(key, 0))
-        texts: dict[str, list[bytes]] = {}
-        num_bytes, is_truncated = 0, False
-        for slices in _parts_of(counts):
-            if num_bytes >= limit:
-                is_truncated = True
-                break
-            answers = await self._read("events", slices, since_s, self._viewer)
-            for name, events in merge_timestamps(answers)["jobs"].items():
-                if events:
-                    encoded = [msgspec.json.encode(event) for event in events]
-                    texts.setdefault(name, []).extend(encoded)
-                    num_bytes += sum(map(len, encoded))
-        jobs = b",".join(
-            b"%s:[%s]" % (msgspec.json.encode(name), b",".join(each))
-            for name, each in texts.items()
+        job_id = self._request.query_params.get("job")
+        jobs: dict[str, list[bytes]] = {}
+        places: dict[str, int | None] = {}
+        num_bytes, has_more = 0, True
+        while has_more and num_bytes < MAX_TIMESTAMPS_BYTES:
+            answers = await self._read("events", self._viewer, places, job_id)
+            for rank, answer in enumerate(answers):
+                places[answer["engine"]] = answer["next"]
+                # times count from each engine's own start
+                of_engine = {} if len(answers) == 1 else {"engine": rank}
+                for name, event in answer["events"]:
+                    encoded = msgspec.json.encode({**event, **of_engine})
+                    jobs.setdefault(name, []).append(encoded)
+                    num_bytes += len(encoded)
+            has_more = any(place is not None for place in places.values())
+        texts = (
+            b"%s:[%s]" % (msgspec.json.encode(name), b",".join(each)) for name, each in jobs.items()
         )
-        end = b',"truncated":true' if is_truncated else b""
-        return Response(b'{"jobs":{%s}%s}' % (jobs, end), media_type="application/json")
+        end = b',"truncated":true' if has_more else b""
+        text = b'{"jobs":{%s}%s}' % (b",".join(texts), end)
+        return Response(text, media_type="application/json")
 
     async def _report_tool(self, job_id: str) -> Response:
-        event = parse_tool_event(await _json_body(self.request)).cut()
-        answers = await self._hand_over(job_id, "tool", asdict(event))
-        return _ACCEPTED if answers is None else _found(job_id, merge_job(answers))
+        event = parse_tool_event(await _json_body(self._request)).cut()
+        return await self._hand_over(job_id, "tool", asdict(event))
 
     async def _release(self, job_id: str) -> Response:
-        await _json_body(self.request, default={})
-        answers = await self._hand_over(job_id, "release")
-        return _ACCEPTED if answers is None else _found(job_id, merge_release(answers))
+        await _json_body(self._request, default={})
+        return await self._hand_over(job_id, "release")
+
+    async def _hand_over(self, job_id: str, operation: str, *args: Any) -> Response:
+        key = str(JobKey(self._client, job_id))
+        answers = await self._engine.hand_over(operation, key, *args)
+        return _ACCEPTED if answers is None else _found(job_id, merge_job(answers))
 
     async def _read(self, operation: str, *args: Any) -> list[Any]:
-        return await self._engine.read(self.client, operation, *args)
-
-    async def _listed(self, operation: str) -> list[Any]:
-        """What all engines list of the jobs that the client sees, the last active last."""
-        found: list[Any] = []
-        for start in itertools.count(0, LISTED_AT_ONCE):
-            answers = await self._read(operation, self._viewer, start, LISTED_AT_ONCE)
-            found += itertools.chain.from_iterable(answers)
-            if max(map(len, answers)) < LISTED_AT_ONCE:
-                break
-        return found[::-1]
+        return await self._engine.read(self._client, operation, *args)
 
     async def _described(self, operation: str, found: list[str], at_once: int) -> list[list[Any]]:
-        """What each engine says of the jobs with these keys, asked for `at_once` at a time."""
+        """Return what each engine says of the jobs with these keys, asked `at_once` at a time."""
         keys = [*dict.fromkeys(found)]
         starts = range(0, max(1, len(keys)), at_once)
         parts = [await self._read(operation, self._viewer, keys[i : i + at_once]) for i in starts]
         return [[*itertools.chain.from_iterable(each)] for each in zip(*parts, strict=True)]
 
-    async def _hand_over(self, job_id: str, operation: str, *args: Any) -> list[Any] | None:
-        return await self._engine.hand_over(operation, str(JobKey(self.client, job_id)), *args)
-
-    def _number(self, name: str, least: float, *, most: float, default: float) -> float:
-        text = self.request.query_params.get(name)
-        if text is None:
-            return default
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not least <= number <= most:
-            raise TagError(name, text, f"a number from {least:g} to {most:g}")
-        return number
+    def _require(self, *allowed: str) -> None:
+        """Refuse a request whose method is not one of these."""
+        request = self._request
+        if request.method not in allowed:
+            message = f"{request.method} is not allowed on {request.url.path}; use {allowed[0]}"
+            allow = {"Allow": ", ".join(allowed)}
+            raise _RefusedError(openai_error(405, message, headers=allow))
 
 
 _READINGS: Mapping[str, Callable[[_Question], Awaitable[Response]]] = {
@@ -262,22 +229,9 @@ _READINGS: Mapping[str, Callable[[_Question], Awaitable[Response]]] = {
     "clients": _Question._named_clients,
     "explain": _Question._explain,
     "timestamps": _Question._timestamps,
+    "live": _Question._live,
 }
 """Paths below the prefix at which nothing is changed."""
-_PARAMETERS: Mapping[str, Sequence[str]] = {
-    "explain": ("job", "worst"),
-    "timestamps": ("job", "since", "limit"),
-}
-"""The query parameters that they read."""
-
-
-def _parts_of(counts: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:
-    """Cut events, given by their number for each job, into slices of EVENTS_AT_ONCE together."""
-    events = ((key, index) for key, num_events in counts.items() for index in range(num_events))
-    while part := list(itertools.islice(events, EVENTS_AT_ONCE)):
-        first, last = dict(reversed(part)), dict(part)
-        yield [(key, first[key], last[key] + 1) for key in last]
-
 
 _ACCEPTED = JSONResponse({"accepted": True}, status_code=202)
 """Of feedback that reached the engine in the middle of a step."""

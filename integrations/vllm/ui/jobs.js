@@ -104,7 +104,7 @@ export class EngineCard {
   }
 
   drawRows(engine, wanted) {
-    const over = [...this.over.values()].reverse().map((end) => ({ ...end, state: "over", turn: end.turns, why: end.text.replace(/^over after [^:]*: /, "") }));
+    const over = [...this.over.values()].reverse().map((end) => ({ ...end, state: "over", why: end.text.replace(/^over after [^:]*: /, "") }));
     const jobs = [...engine.jobs, ...over].filter((job) => matches(job, wanted));
     const place = new Map([...this.rows.keys()].map((id, index) => [id, index]));
     const rank = (job) => ["evicted", "over"].indexOf(job.state);
@@ -156,7 +156,7 @@ export class EngineCard {
     (lane ?? new Lane()).draw(row.lane, at);
     row.mark.className = job.state;
     setText(row.name, job.state);
-    setText(cells.turn, job.turn);
+    setText(cells.turn, job.turns);
     setText(cells.time, seconds(job.took_s));
     setText(cells.tokens, job.context_tokens === undefined ? "" : compact(job.context_tokens));
     setText(cells.cached, share(job.tokens.later_hit_tokens, job.tokens.later_prompt_tokens));
@@ -165,19 +165,19 @@ export class EngineCard {
     const isOpen = this.opened.has(job.job_id);
     row.button.setAttribute("aria-expanded", String(isOpen));
     row.detail.hidden = !isOpen;
-    const stage = `${isOpen} ${job.turn} ${job.state}`;
+    const stage = `${isOpen} ${job.turns} ${job.state}`;
     if (isOpen && row.stage !== stage) this.open(row, job);
     row.stage = stage;
   }
 
   async open(row, job) {
-    const about = element("p", "", listed([`${plural(job.turn, "turn")} in ${seconds(job.took_s)}`, job.tokens.later_prompt_tokens ? `${share(job.tokens.later_hit_tokens, job.tokens.later_prompt_tokens)} of later turns’ prompts cached` : "", job.parent_job_id ? `spawned by ${job.parent_job_id}` : ""]));
+    const about = element("p", "", listed([`${plural(job.turns, "turn")} in ${seconds(job.took_s)}`, job.tokens.later_prompt_tokens ? `${share(job.tokens.later_hit_tokens, job.tokens.later_prompt_tokens)} of later turns’ prompts cached` : "", job.parent_job_id ? `spawned by ${job.parent_job_id}` : ""]));
     const link = element("a", "", "link to this job");
     link.href = `?job=${encodeURIComponent(job.job_id)}`;
     about.append(" · ", link);
     let turns;
     try {
-      const hasRun = job.turn > 1 || job.state !== "waiting"; // else the server has nothing to explain
+      const hasRun = job.turns > 1 || job.state !== "waiting"; // else the server has nothing to explain
       turns = turnTable(hasRun ? await this.turnsOf(job, this.number) : []);
     } catch (error) {
       turns = element("p", "soft", error.message);
@@ -228,5 +228,5 @@ function turnTable(turns) {
 }
 
 function matches(job, wanted) {
-  return !wanted || [job.job_id, job.tool ?? "", job.command ?? ""].some((text) => text.toLowerCase().includes(wanted));
+  return !wanted || [job.job_id, job.last_tool ?? "", job.command ?? ""].some((text) => text.toLowerCase().includes(wanted));
 }

@@ -60,10 +60,12 @@ export function decision(event) {
   return kind && { kind, isLoss: kind === "losses" };
 }
 
+const MAX_COMMAND = 160;
+
 export function why(job) {
   if (job.state === "waiting" || job.state === "over") return job.why ?? "";
   const usual = job.predicted_p50_s === null ? "" : `usually ${seconds(job.predicted_p50_s)} to ${seconds(job.predicted_p90_s)}`;
-  const tool = listed([job.command ?? job.tool, usual]);
+  const tool = listed([(job.command ?? job.last_tool)?.slice(0, MAX_COMMAND), usual]);
   if (job.state === "evicted") return [LOST[job.why] ?? job.why, job.is_tool_running ? tool : ""].filter(Boolean).join("; ");
   if (job.state === "running") return job.expected_turns ? `of ${plural(job.expected_turns, "expected turn")}` : "";
   const left = job.ttl_left_s === null ? "" : `${plural(job.blocks, "block")} pinned for ${seconds(job.ttl_left_s)} more`;

@@ -1,4 +1,4 @@
-"""Counters, event log, misses, spans and the KV socket: all that follows what happens to jobs.
+"""Follows what happens to jobs: counters, event log, misses, spans and the KV socket.
 
 Each is a watcher on the stream of events that retention emits; retention knows none of them.
 """

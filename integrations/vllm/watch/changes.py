@@ -62,20 +62,20 @@ _WHO = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as the model reads it; role None where the text does not tell."""
+    """Holds a message as the model reads it; role None where the text does not tell."""
 
     role: str | None
     text: str
 
     @property
     def key(self) -> tuple[str | None, str]:
-        """Equal for the same message in another place, or without its thought."""
+        """Return what is equal for the same message in another place, or without its thought."""
         text = _thought_and_rest(self.text)[1] if self.role == "assistant" else self.text
         return self.role, _CLOSING.sub("", text).strip()
 
 
 class Change(NamedTuple):
-    """What became of the first message that is not as it was, and why, where its form tells."""
+    """Says what became of the first message that is not as it was, and why if its form tells."""
 
     change: str | None
     cause: str | None = None
@@ -83,7 +83,7 @@ class Change(NamedTuple):
 
 
 def messages_in(text: str) -> list[Message]:
-    """The messages of a prompt, or of its end; what stands before the first mark has no role."""
+    """Return the messages of a prompt, or of its end; before the first mark there is no role."""
     openings = list(_OPENING.finditer(text))
     found = [Message(None, text[: openings[0].start()] if openings else text)]
     ends = [opening.start() for opening in openings[1:]]
@@ -101,7 +101,7 @@ def messages_in(text: str) -> list[Message]:
 def change_between(
     was: Sequence[Message], now: Sequence[Message], reply: int, *, is_shorter: bool
 ) -> dict[str, Any]:
-    """Facts of the first difference between a context and the prompt after it, as a miss has them.
+    """Return the facts of the first difference between a context and the prompt after it.
 
     `reply` counts the messages in `was` before the last reply; the prompt `is_shorter` or not.
     """
@@ -156,7 +156,7 @@ def _first_change(
 
 
 def _is_order_of_results(before: Sequence[Message], after: Sequence[Message]) -> bool:
-    """Whether results, which a template may write as a user's, are the same in another order."""
+    """Tell whether results, perhaps written as a user's, are the same in another order."""
     one, other = (
         [each.key for each in takewhile(lambda each: each.role in ("tool", "user"), messages)]
         for messages in (before, after)
@@ -165,7 +165,7 @@ def _is_order_of_results(before: Sequence[Message], after: Sequence[Message]) ->
 
 
 def _first_gap(before: Sequence[Message], after: Sequence[Message]) -> tuple[int, int]:
-    """Messages gone and come before both prompts go on alike; all of them if they never do."""
+    """Count messages gone and come before both prompts go on alike; all if they never do."""
     one, other = ([each.key for each in part[:MAX_MESSAGES]] for part in (before, after))
     blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
     for gone, come, size in blocks[:-1]:
@@ -178,8 +178,9 @@ def _first_gap(before: Sequence[Message], after: Sequence[Message]) -> tuple[int
 def _change_of_messages(
     gone: Sequence[Message], came: Sequence[Message], others: Sequence[Message], is_end: bool
 ) -> Change:
-    """Messages were left out or put in; `others` follow in the other prompt, and `is_end` says that
-    those gone were its last before the reply."""
+    """Name the change where messages were left out or put in.
+
+    `others` follow in the other prompt; `is_end`: those gone were its last before the reply."""
     cause: str | None = None
     if gone and is_end and all(each.role != "assistant" for each in gone):
         cause = "note"
@@ -196,7 +197,7 @@ def _change_of_messages(
 
 
 class _Edit(NamedTuple):
-    """The first place where two texts differ: what was cut out, and what stands there."""
+    """Holds the first place where two texts differ: what was cut out, and what stands there."""
 
     before: str
     gone: str
@@ -232,7 +233,7 @@ class _Edit(NamedTuple):
         return "edited" if max(len(self.gone), len(self.came)) <= SHOWN_CHARS else "replaced"
 
     def cause(self, role: str | None) -> str | None:
-        """A state such as a clock, or who the agent is, by the sentence that differs."""
+        """Name a state such as a clock, or who the agent is, by the sentence that differs."""
         if self.change in ("removed", "reordered"):
             return None
         head = self.before[max(self.before.rfind(mark) for mark in "\n.!?>") + 1 :]
@@ -248,7 +249,7 @@ class _Edit(NamedTuple):
 
 
 def _change_within(edit: _Edit, role: str | None, *, is_before_reply: bool) -> Change:
-    """A message stands in both prompts, with another text."""
+    """Name the change where a message stands in both prompts, with another text."""
     tools = None if role in ("assistant", "tool") else _change_of_tools(edit)
     if tools is not None:
         return tools
@@ -260,7 +261,7 @@ def _change_within(edit: _Edit, role: str | None, *, is_before_reply: bool) -> C
 
 
 def _change_of_tools(edit: _Edit) -> Change | None:
-    """What became of the list of tools, if the first difference lies in it."""
+    """Name what became of the list of tools, if the first difference lies in it."""
     within = _names_in(edit.before + edit.gone + edit.rest)[: len(_TOOL.findall(edit.before))]
     if not within and not _TOOL.search(edit.gone + edit.came):
         return None
@@ -275,7 +276,7 @@ def _change_of_tools(edit: _Edit) -> Change | None:
 
 
 def _change_of_thought(one: Message, other: Message, *, is_reply: bool) -> str | None:
-    """What became of the thought in a message whose rest is as it was, or in the last reply."""
+    """Name what became of the thought in a message whose rest is as it was, or in the reply."""
     (thought, rest), (repeated, rest_now) = map(_thought_and_rest, (one.text, other.text))
     # gpt-oss thinks in a message before
     is_same = rest[:SHOWN_CHARS] == rest_now[:SHOWN_CHARS] if rest else "<|chan" in rest_now
@@ -286,8 +287,7 @@ def _change_of_thought(one: Message, other: Message, *, is_reply: bool) -> str |
 
 
 def _thought_and_rest(message: str) -> tuple[str | None, str]:
-    """The thought of a message, empty if its marks have nothing between them, None without marks;
-    and the text behind it."""
+    """Return the thought of a message, None without marks of one, and the text behind it."""
     marks = list(_THOUGHT.finditer(message))
     if not marks:
         return None, message.strip()
@@ -298,12 +298,12 @@ def _thought_and_rest(message: str) -> tuple[str | None, str]:
 
 
 def _names_in(text: str) -> list[str]:
-    """Names of tools in the order of their definitions."""
+    """Return names of tools in the order of their definitions."""
     return ["".join(groups) for groups in _TOOL.findall(text)] if _SCHEMA.search(text) else []
 
 
 def _found(one: str, other: str) -> tuple[int, int] | None:
-    """The first place of a text from which on it stands in another, once in both, and where."""
+    """Find the first place of a text from which on it stands in another, once in both."""
     at = 0
     while at + PROBE_CHARS // 2 <= len(one):
         probe = one[at : at + PROBE_CHARS]
@@ -316,6 +316,6 @@ def _found(one: str, other: str) -> tuple[int, int] | None:
 
 
 def num_common(one: Iterable[object], other: Iterable[object]) -> int:
-    """Items before the first that differs."""
+    """Count the items before the first that differs."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return sum(1 for _ in same)

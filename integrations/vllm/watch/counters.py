@@ -1,4 +1,4 @@
-"""Counters of what happens to jobs: totals for `/v1/agentkv/stats`, deltas for Prometheus.
+"""Counts what happens to jobs: totals for `/v1/agentkv/stats`, deltas for Prometheus.
 
 A watcher of the engine process, which holds the truth. API servers add up the deltas that they
 receive with vLLM's scheduler stats. `COUNTERS` and `HISTOGRAMS` are the one place to declare one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from agentkv.events import (
@@ -36,7 +37,7 @@ MAX_PENDING_OBSERVATIONS = 1000
 
 
 class CounterSpec(NamedTuple):
-    """What Prometheus shows of a counter: with a label, a series for each of its known values."""
+    """Says what Prometheus shows of a counter: with a label, a series for each known value."""
 
     text: str
     label: str = ""
@@ -68,7 +69,7 @@ COUNTERS: Mapping[str, CounterSpec] = {
     "inferred_jobs_total": CounterSpec("Jobs found in requests without a job_id."),
     "shared_ids_total": CounterSpec("Ids that named several conversations at once."),
     "tool_observations_total": CounterSpec(
-        "Tool durations learned from.", "source", ("client", "piggyback", "gap", "cut_short")
+        "Tool durations learned from.", "source", ("client", "piggyback", "gap")
     ),
     "tool_signals_ignored_total": CounterSpec("Tool events about a turn before the last one."),
     "preemptions_total": CounterSpec("Requests that were preempted."),
@@ -89,14 +90,16 @@ HISTOGRAMS: Mapping[str, str] = {
 
 
 class Counters:
-    """Labelled counters and histogram observations, as events say."""
+    """Keeps labelled counters and histogram observations, as events say."""
 
     def __init__(self) -> None:
         self._totals: defaultdict[tuple[str, str, str], float] = defaultdict(int)
         """Until the last delta."""
         self._pending: defaultdict[tuple[str, str, str], float] = defaultdict(int)
         """Since then."""
-        self._observations: dict[str, deque[float]] = {}
+        self._observations: defaultdict[str, deque[float]] = defaultdict(
+            partial(deque, maxlen=MAX_PENDING_OBSERVATIONS)
+        )
 
     def add(self, name: str, label: str = "", value: str = "", amount: float = 1) -> None:
         """Increase a counter, with at most one label."""
@@ -104,10 +107,7 @@ class Counters:
 
     def observe(self, name: str, value: float) -> None:
         """Add an observation to the histogram `name`."""
-        pending = self._observations.get(name)
-        if pending is None:
-            pending = self._observations[name] = deque(maxlen=MAX_PENDING_OBSERVATIONS)
-        pending.append(value)
+        self._observations[name].append(value)
 
     # Events
 
@@ -164,8 +164,7 @@ class Counters:
 
     def on_tool_measured(self, event: ToolMeasured) -> None:
         self._pending["tool_observations_total", "source", event.source] += 1
-        if event.source != "cut_short":
-            self.observe("tool_duration_seconds", event.duration_s)
+        self.observe("tool_duration_seconds", event.duration_s)
         if event.reached is not None:
             self._pending["predictions_total", "duration", event.reached] += 1
 
@@ -176,7 +175,7 @@ class Counters:
 
     @property
     def has_delta(self) -> bool:
-        """True if anything was counted since the last `take_delta`."""
+        """Tell whether anything was counted since the last `take_delta`."""
         return bool(self._pending)
 
     def take_delta(self) -> dict[str, Any]:

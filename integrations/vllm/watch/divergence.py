@@ -1,4 +1,4 @@
-"""Where a prompt leaves what the turn before left in the cache, and what became of the text there.
+"""Finds where a prompt leaves what the turn before left in the cache, and what changed there.
 
 Without `show_prompts` the place is a block, found by hashes, and its position gives the kind.
 With it a background thread decodes both prompts around it, and `changes` names what has changed.
@@ -23,8 +23,9 @@ MAX_READ_TOKENS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A prompt that differs from the last turn's prompt and reply behind the first `start` tokens,
-    by their block hashes `within` the next ones."""
+    """Holds a prompt that differs from the last turn's prompt and reply.
+
+    By their block hashes it does so `within` the tokens behind the first `start`."""
 
     start: int
     within: int
@@ -47,7 +48,7 @@ class Difference:
         return {"diverged_at": self.start + num_same, **self._facts(self.start + num_same, decode)}
 
     def _facts(self, at: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-        """What differs from token `at` on."""
+        """Return what differs from token `at` on."""
 
         def text(tokens: Sequence[int], start: int, end: int) -> str:
             texts, end = [], min(end, len(tokens))
@@ -81,7 +82,7 @@ class Difference:
 
 
 def _words(before: str, was: str, now: str) -> dict[str, str]:
-    """A few words before the first difference, and of both texts behind it."""
+    """Return a few words before the first difference, and of both texts behind it."""
     was, now = (before[-400:] + each[:400] for each in (was, now))
     start = num_common(was, now)
     word = max(was.rfind(" ", 0, start), was.rfind("\n", 0, start)) + 1

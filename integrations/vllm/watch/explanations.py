@@ -127,7 +127,7 @@ _ADVICE: Mapping[tuple[str | None, str], str] = {
 
 @dataclass(slots=True)
 class Miss:
-    """Why a turn computed tokens again that were expected in the cache."""
+    """Says why a turn computed tokens again that were expected in the cache."""
 
     reason: MissReason
     num_tokens: int

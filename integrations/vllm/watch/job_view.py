@@ -1,4 +1,4 @@
-"""One fold for everybody who reads events: puts a job's events together into what happened to it.
+"""Puts a job's events together into what happened to it, in one fold for all who read events.
 
 Takes the events of the log as plain data, from the engine, a file or a stream. Events name the job,
 not the request: of several turns of a job at once, a start belongs to the waiting one with its
@@ -23,7 +23,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(slots=True)
 class JobTokens:
-    """The tokens of one job's turns, or of all jobs'; side requests, as for a title, are left out.
+    """Counts tokens of the turns of one job, or of all; side requests, as for titles, do not count.
 
     Later turns are those after a job's first: the first has nothing of its own to find.
     """
@@ -45,7 +45,7 @@ class JobTokens:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of later turns' prompt tokens that was in the cache; None without a later turn."""
+        """Return the share of later turns' prompt tokens that was cached; None without any."""
         return (
             self.later_hit_tokens / self.later_prompt_tokens if self.later_prompt_tokens else None
         )
@@ -66,7 +66,7 @@ class JobTokens:
 
 @dataclass(slots=True)
 class TurnView:
-    """One request of a job.
+    """Follows one request of a job.
 
     Attributes:
         is_later: It is not the job's first turn, and no side request.
@@ -98,16 +98,16 @@ class TurnView:
 
     @property
     def waited_s(self) -> float | None:
-        """From arrival to the first step that computes it."""
+        """Return the seconds from arrival to the first step that computes it."""
         return None if self.started_s is None else self.started_s - self.arrived_s
 
     @property
     def missed(self) -> MissReason | None:
-        """Why it computed tokens again, if it did."""
+        """Return why it computed tokens again, if it did."""
         return None if self.miss is None else self.miss["reason"]
 
     def as_row(self, next_arrived_s: float | None) -> dict[str, Any]:
-        """What `/jobs/{id}`, `/explain` and the live page show of it."""
+        """Return what `/jobs/{id}`, `/explain` and the live page show of it."""
         names = ("turn", "prompt_tokens", "expected_tokens", "hit_tokens", "miss")
         pin, took_s, gap_s = self.pin, None, None
         if self.ended_s is not None:
@@ -124,7 +124,7 @@ class TurnView:
 
 
 class Bubble(NamedTuple):
-    """The time between a turn's end and the job's next start: tools first, then the queue."""
+    """Splits the time between a turn's end and the job's next start: tools, then the queue."""
 
     tool_s: float
     """Until the next turn arrived: tools, the agent's own work, the network."""
@@ -133,7 +133,7 @@ class Bubble(NamedTuple):
 
 @dataclass(slots=True)
 class PinView:
-    """The pin of a finished turn; `end` says why it gave its blocks back."""
+    """Follows the pin of a finished turn; `end` says why it gave its blocks back."""
 
     pinned_s: float
     blocks: int
@@ -149,7 +149,7 @@ class PinView:
 
 @dataclass(slots=True)
 class JobView:
-    """A job from its first event to its last; `life` counts from 1 where an id was used again."""
+    """Follows a job from its first event to its last; `life` counts where an id came again."""
 
     job_id: str
     engine: int | None = None
@@ -177,12 +177,12 @@ class JobView:
 
     @property
     def started_s(self) -> float:
-        """The first time known of the job, which may lie before the log's first event."""
+        """Return the first time known of the job, which may lie before the log's first event."""
         begun = [turn.arrived_s for turn in self.turns] + [pin.pinned_s for pin in self.pins]
         return min([self.first_event_s, *begun])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its turns that have had blocks, as plain data."""
+        """Return its turns that have had blocks, as plain data."""
         ran = [turn for turn in self.turns if turn.started_s is not None]
         arrived_s = (turn.arrived_s for turn in ran[1:])
         return [turn.as_row(next_s) for turn, next_s in zip_longest(ran, arrived_s)]
@@ -220,8 +220,7 @@ class JobView:
         turn = (same or self._waiting)[0]
         turn.started_s = at_s
         turn.hit_tokens = int(entry["hit_length"])
-        # logs of 0.1 do not say it
-        turn.is_later = bool(entry.get("is_later", self._context_tokens > 0))
+        turn.is_later = bool(entry.get("is_later"))
         turn.is_side_request = bool(entry.get("is_side_request"))
         if not turn.is_side_request:
             self.tokens.add_prompt(prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
@@ -306,7 +305,7 @@ _HANDLERS: Mapping[str, Callable[[JobView, Entry], None]] = {
 
 
 def job_views(job_id: str, entries: Iterable[Entry], engine: int | None = None) -> list[JobView]:
-    """The lives of one job id, oldest first: an id used after its close is a new job."""
+    """Return the lives of one job id, oldest first: an id used after its close is a new job."""
     views: list[JobView] = []
     for entry in entries:
         if not views or (views[-1].close_reason and entry["event"] == "arrival"):
@@ -317,7 +316,7 @@ def job_views(job_id: str, entries: Iterable[Entry], engine: int | None = None) 
 
 
 def sentence(entry: Entry) -> str:
-    """What an event says, in words; its name for one that says no more."""
+    """Return what an event says, in words; its name for one that says no more."""
     name = str(entry["event"])
     write = _SENTENCES.get(name)
     with suppress(KeyError, TypeError, ValueError):  # of another version of the plugin
@@ -327,9 +326,9 @@ def sentence(entry: Entry) -> str:
 
 
 def _decision(entry: Entry) -> str:
-    """How long the KV is pinned, and for what; logs of 0.1 do not say how many blocks."""
+    """Return how long the KV is pinned, and for what; a job without a pin has None for blocks."""
     command, p50_s, p90_s = (entry.get(name) for name in ("command", "p50_s", "p90_s"))
-    blocks = entry.get("blocks")
+    blocks = entry["blocks"]
     what = "the KV" if blocks is None else _blocks(blocks)
     runs = f"`{command}` runs" if command else "the reply calls no tool"
     usual = "" if p50_s is None or p90_s is None else f", usually {_range_s(p50_s, p90_s)}"
@@ -346,7 +345,7 @@ def _blocks(number: int) -> str:
 
 
 def _s(seconds: float) -> str:
-    """A duration in words, of 0.1 s at least."""
+    """Return a duration in words, of 0.1 s at least."""
     if seconds < 9.95:
         return f"{max(seconds, 0.1):.1f}".removesuffix(".0") + " s"
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.0f} min"
@@ -368,14 +367,8 @@ def _unpinned(entry: Entry) -> str:
     return f"let go {after}" + ("" if entry["reason"] == "slow" else f": {_why(entry)}")
 
 
-def _started(entry: Entry) -> str:
-    hit, prompt, expected = (entry[f"{each}_length"] for each in ("hit", "prompt", "expected_hit"))
-    missed = f", {expected:,} expected" if expected > hit else ""
-    return f"runs after {entry['waited_s']:.2f} s: {hit:,} of {prompt:,} tokens cached{missed}"
-
-
 def _why(entry: Entry) -> str:
-    """The reason of an end in words, by the one table of them."""
+    """Return the reason of an end in words, by the one table of them."""
     ending = ENDINGS.get(entry["reason"])
     return str(entry["reason"]) if ending is None else ending.words
 
@@ -387,17 +380,12 @@ def _reuse(entry: Entry) -> str:
 
 
 _SENTENCES: Mapping[str, Callable[[Entry], str]] = {
-    "arrival": lambda entry: f"turn {entry['turn']} arrives, {entry['prompt_length']:,} tokens",
     "held": lambda entry: f"waits for admission: {entry['reason']}",
-    "waiting_to_running": _started,
-    "evicted": lambda entry: f"{entry['lost_tokens']:,} tokens were gone from the cache",
     "reuse": _reuse,
-    "finish": lambda entry: f"turn ends, {entry['context_length']:,} tokens of context",
     "pinned": lambda entry: f"pins {_blocks(entry['blocks'])} for up to {_s(entry['ttl_s'])}",
     "decision": _decision,
     "trimmed": lambda entry: f"gives {_blocks(entry['blocks'])} away, keeps {entry['left']:,}",
     "unpinned": _unpinned,
-    "tool_started": lambda entry: f"tool starts: {entry.get('command') or entry.get('tool')}",
-    "tool_finished": lambda entry: f"tool ends after {entry['duration_s']:.2f} s",
     "closed": lambda entry: f"over after {entry['turns']} turns: {_why(entry)}",
 }
+"""Of the events that the page and `/jobs` put into words."""

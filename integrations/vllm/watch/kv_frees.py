@@ -12,7 +12,6 @@ import queue
 import re
 import socket
 import threading
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,8 +24,6 @@ from agentkv.watchers import EventStream, Watcher
 
 MAX_REQUESTS = 1000
 """Requests of one job that a free names, the last ones."""
-MAX_REQUESTS_OF_ALL = 100_000
-"""Requests of all jobs that are remembered: those of the least recent job are forgotten first."""
 MAX_ID_CHARS = 512
 """Longer ids of requests are named by their start."""
 MAX_WAITING_LINES = 10_000
@@ -45,43 +42,36 @@ class KVFrees(Watcher):
     def __init__(self, stream: EventStream) -> None:
         self._emit = stream.emit
         self._num_frees = 0
-        self._requests: OrderedDict[JobKey, dict[str, None]] = OrderedDict()
-        """Requests of each job since its last free, in order; the least recent job first."""
-        self._num_requests = 0
+        self._requests: dict[JobKey, dict[str, None]] = {}
+        """Requests of each job since its last free, in order."""
 
     def on_arrived(self, event: Arrived) -> None:
         """Note the request, and what opened its job if that was not known to be one then."""
         job, request_ids = event.turn.job, [event.turn.request_id]
-        if event.job_id not in self._requests:
-            self._requests[event.job_id] = {}
+        known = self._requests.get(event.job_id)
+        if known is None:
+            known = self._requests[event.job_id] = {}
             if job.is_inferred and job.num_turns <= 2:
                 request_ids.insert(0, job.own_id.removeprefix("inferred-"))
-        self._requests.move_to_end(event.job_id)
-        known = self._requests[event.job_id]
-        self._num_requests -= len(known)
         for request_id in request_ids:
             known[reply_id(request_id)[:MAX_ID_CHARS]] = None
         if len(known) > MAX_REQUESTS:
             del known[next(iter(known))]
-        self._num_requests += len(known)
-        while self._num_requests > MAX_REQUESTS_OF_ALL:
-            self._num_requests -= len(self._requests.popitem(last=False)[1])
 
     def on_aborted(self, event: Aborted) -> None:
-        """The abort of its only turn frees a job's KV unless it is pinned; the job may go on."""
+        """Free a job's KV with the abort of its only turn, unless it is pinned; it may go on."""
         turn, job = event.turn, event.turn.job
         is_closed_next = turn.is_last_step or job.is_released
         if not (event.is_held or job.live or turn.is_side_request or is_closed_next):
             self._free(event.job_id, "aborted")
 
     def on_closed(self, event: Closed) -> None:
-        """The end of a job frees its KV."""
+        """Free a job's KV with its end."""
         self._free(event.job_id, event.reason)
 
     def _free(self, job_id: JobKey, reason: FreeReason) -> None:
         requests = self._requests.pop(job_id, None)
         if requests:
-            self._num_requests -= len(requests)
             self._num_frees += 1
             self._emit(KVFreed, job_id, self._num_frees, reason, [*requests])
             if reason == "aborted":
@@ -96,8 +86,8 @@ class KVSocket(Watcher):
     """
 
     def __init__(self, path: str) -> None:
-        """The socket is for the user of this process alone. Raises SettingsError if it cannot be
-        made, or another server has it."""
+        """Make the socket, for the user of this process alone. Raises SettingsError if it cannot
+        be made, or another server has it."""
         self._path = Path(path)
         self._listening = _listen(self._path)
         self._readers: list[socket.socket] = []
@@ -170,7 +160,7 @@ _PROMPT_NUMBER = re.compile(r"^(cmpl-.*)-\d+$")
 
 
 def reply_id(request_id: str) -> str:
-    """The `id` of the reply that a request of the engine belongs to.
+    """Return the `id` of the reply that a request of the engine belongs to.
 
     vLLM's API server puts the number of a choice before it, and behind it that of a completion's
     prompt and eight random digits (vllm/v1/engine/input_processor.py:371, 0.32.0).

@@ -1,4 +1,4 @@
-"""The Prometheus series with prefix `agentkv:`, fed by a vLLM stat logger.
+"""Feeds the Prometheus series with prefix `agentkv:` by a vLLM stat logger.
 
 Runs in each API server process. The engine attaches a payload to vLLM's scheduler stats; with
 several API servers each stats object reaches one of them, so payloads carry deltas. Labels
@@ -45,7 +45,7 @@ _SECONDS_BUCKETS = (
 
 
 class MetricSeries:
-    """All series of this process; one instance, since prometheus_client registers a name once."""
+    """Holds all series of this process, once, since prometheus_client registers a name once."""
 
     def __init__(self) -> None:
         self._gauges = {

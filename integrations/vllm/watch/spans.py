@@ -1,4 +1,4 @@
-"""The policy's decisions as OpenTelemetry spans, where vLLM's own tracing is on.
+"""Makes OpenTelemetry spans of the policy's decisions, where vLLM's own tracing is on.
 
 vLLM offers no way to add to its span of a request, which the API server makes at the end. So the
 engine makes two of its own below the same trace context: `agentkv.turn`, from a turn's arrival to
@@ -32,7 +32,7 @@ WITHHELD = frozenset({"event", "command"})
 
 
 class DecisionSpans:
-    """The open spans of one engine's jobs, of those whose requests came with a trace context."""
+    """Keeps the open spans of those jobs whose requests came with a trace context."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("agentkv")

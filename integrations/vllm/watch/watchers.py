@@ -1,4 +1,4 @@
-"""The watchers of one engine, in the order in which they take an event."""
+"""Makes the watchers of one engine, in the order in which they take an event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watchers:
-    """Counters, event log and misses, and those that a setting or flag asks for."""
+    """Holds counters, event log and misses, and those that a setting or flag asks for."""
 
     def __init__(
         self,
@@ -106,27 +106,27 @@ class FaultLog:
 
 
 class Gauges:
-    """What an engine's scheduler sends with vLLM's statistics, besides what was counted."""
+    """Measures what an engine's scheduler sends with vLLM's statistics."""
 
     def __init__(self, scheduler: Any) -> None:
         """`scheduler` is a RetainingScheduler, whose room lies above this one."""
         self._scheduler = scheduler
 
     def now(self) -> tuple[int, int, bool]:
-        """What a change of the gauges is seen by."""
+        """Return what a change of the gauges is seen by."""
         scheduler = self._scheduler
         num_pins = len(scheduler.retention.pins)
         return scheduler.num_free_blocks(), num_pins, self.is_under_pressure
 
     @property
     def is_under_pressure(self) -> bool:
-        """Whether memory ran short lately; an idle engine is not under pressure."""
+        """Tell whether memory ran short lately; an idle engine is not under pressure."""
         scheduler = self._scheduler
         has_requests = bool(scheduler.running or scheduler.queue)
         return has_requests and bool(scheduler.admission.is_memory_short)
 
     def payload(self) -> dict[str, Any]:
-        """Gauges, and what was counted since the last call."""
+        """Return the gauges, and what was counted since the last call."""
         scheduler = self._scheduler
         pins, counters = scheduler.retention.pins, scheduler.watchers.counters
         usage, num_blocks = scheduler.usage(), max(scheduler.pool.num_blocks, 1)

@@ -1,4 +1,4 @@
-"""What each turn of a job was expected to find in the cache, what it found, and why not all of it.
+"""Compares what each turn was expected to find in the cache with what it found, and says why.
 
 A watcher on the engine's main thread; it emits Reused. One record for each job, kept beyond the
 job's end, so that a job that goes on after its release learns why; bounded in jobs and bytes. Knows
@@ -7,6 +7,7 @@ blocks by their hashes only. Each event is O(1), or O(log blocks) for a prompt t
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -44,17 +45,19 @@ MAX_JOBS = 20_000
 MAX_COMPARED = 1000
 """Jobs among which the worst ones are looked for, so that a question does not stop the engine."""
 MAX_PROMPT_BYTES = 64 << 20
-"""Bytes of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs;
-without them a divergence is found less exactly."""
+"""Of block hashes, and of tokens if prompts may be shown, kept of last turns over all jobs; without
+them a divergence is found less exactly."""
 HASH_BYTES = 80
 """Of one block hash: 32 bytes as a Python object in a list."""
 TOKEN_BYTES = 40
 """Of one token, likewise."""
+MAX_WAITING = 16
+"""Prompts that wait for the background thread to be compared."""
 
 
 @dataclass(slots=True)
 class LastPin:
-    """When and why a job's KV, or the last part of it, was pinned no longer."""
+    """Says when and why a job's KV, or the last part of it, was pinned no longer."""
 
     end: PinEnd
     at_s: float
@@ -65,7 +68,7 @@ class LastPin:
 
 @dataclass(slots=True)
 class LeftContext:
-    """What a job's last finished turn left in the cache."""
+    """Remembers what a job's last finished turn left in the cache."""
 
     num_tokens: int
     num_prompt_tokens: int
@@ -83,7 +86,7 @@ class LeftContext:
     last_pin: LastPin | None = None
 
     def common_blocks(self, block_hashes: Sequence[Any]) -> int | None:
-        """Blocks that a prompt shares with it; None if its hashes are no longer known.
+        """Count the blocks that a prompt shares with it; None if its hashes are not known any more.
 
         Each hash covers all blocks before it, so that a binary search finds the first difference.
         """
@@ -95,7 +98,7 @@ class LeftContext:
 
 @dataclass(slots=True)
 class JobRecord:
-    """The tokens of one job, and what its last turn left."""
+    """Holds the tokens of one job, and what its last turn left."""
 
     tokens: JobTokens = field(default_factory=JobTokens)
     left: LeftContext | None = None
@@ -105,7 +108,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a turn is expected to find, as known when it arrives."""
+    """Says what a turn is expected to find, as known when it arrives."""
 
     turn: int
     left: LeftContext | None
@@ -119,7 +122,7 @@ class Expected:
 
 
 class MissWatcher:
-    """Compares what turns find with what the turns before left; the least recent job first."""
+    """Finds the misses of all jobs; remembers the most recent ones."""
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class MissWatcher:
         *,
         shows_prompts: bool = False,
     ) -> None:
-        """`worker` decodes what prompts differ in, if they may be shown."""
+        """Have `worker` decode what prompts differ in, if they may be shown."""
         self.total = JobTokens()
         """Of all jobs."""
         self._counters = counters
@@ -144,8 +147,7 @@ class MissWatcher:
         self._prompts: OrderedDict[JobKey, LeftContext] = OrderedDict()
         """What last turns left, as far as hashes or tokens are kept."""
         self._prompt_bytes = 0
-        self._compared: set[tuple[int, int]] = set()
-        """Prompts that wait for the background thread: the miss, and bytes."""
+        self._may_wait = threading.BoundedSemaphore(MAX_WAITING)
         self._reset_s = 0.0
 
     # A turn arrives, and has blocks
@@ -185,7 +187,7 @@ class MissWatcher:
     def _divergence(
         self, left: LeftContext, common_tokens: int, prompt: Prompt
     ) -> tuple[Mapping[str, Any], Difference | None]:
-        """Where the prompt differs, the first `common_tokens` being equal, and what that tells."""
+        """Return where the prompt differs behind `common_tokens`, and what that tells."""
         has_other_keys = hash(prompt.cache_keys) != left.cache_keys
         within = self._host.pool.block_tokens
         kind = "start" if common_tokens < left.first_prompt_tokens else "history"
@@ -231,13 +233,10 @@ class MissWatcher:
         if num_diverged <= num_gone:
             return gone
         miss = Miss("diverged", num_diverged, dict(expected.divergence or {}))
-        difference, waiting = expected.difference, [*self._compared]
-        if difference is not None and sum(size for _, size in waiting) < MAX_PROMPT_BYTES:
-            num_tokens = len(difference.known) + len(difference.prompt)
-            key = id(miss), num_tokens * TOKEN_BYTES
-            self._compared.add(key)  # the thread's `discard` cannot interrupt it
-            describe = partial(self._describe, miss, difference, key)
-            forget = partial(self._compared.discard, key)
+        difference = expected.difference
+        if difference is not None and self._may_wait.acquire(blocking=False):
+            describe = partial(self._describe, miss, difference)
+            forget = self._may_wait.release
             self._worker.do(describe, turn.job.client, can_wait=True, or_else=forget)
         return miss
 
@@ -246,8 +245,8 @@ class MissWatcher:
             tokens.recomputed_tokens[reason] += num_tokens
         self._counters.add("recomputed_tokens_total", "reason", reason, num_tokens)
 
-    def _describe(self, miss: Miss, difference: Difference, key: tuple[int, int]) -> None:
-        self._compared.discard(key)
+    def _describe(self, miss: Miss, difference: Difference) -> None:
+        self._may_wait.release()
         miss.facts = {**miss.facts, **difference.described(self._host.decode)}
 
     def _gone(self, turn: Turn, expected: Expected, num_tokens: int) -> Miss:
@@ -326,13 +325,13 @@ class MissWatcher:
             record.left.last_pin = LastPin(end, now_s, event.pin.ttl_s, event.taken_by)
 
     def _let_go(self, job_id: JobKey, end: PinEnd) -> None:
-        """A job, or its turn, is over: its KV, if it was not let go before, is from now on."""
+        """Note that a job, or its turn, is over, and lets its KV go unless it did before."""
         record = self._jobs.get(job_id)
         if record is not None and record.left is not None and record.left.last_pin is None:
             record.left.last_pin = LastPin(end, self._host.clock())
 
     def on_closed(self, event: Closed) -> None:
-        """No tokens of a job that is over are kept."""
+        """Drop the tokens of a job that is over."""
         self._let_go(event.job_id, event.reason)
         left = self._prompts.get(event.job_id)
         if left is not None:
@@ -347,17 +346,18 @@ class MissWatcher:
     # What is shown
 
     def tokens_of(self, job_id: str) -> dict[str, Any]:
-        """The tokens of a job as plain data; zeros for one that is not remembered."""
+        """Return the tokens of a job as plain data; zeros for one that is not remembered."""
         record = self._jobs.get(JobKey.read(job_id))
         return (JobTokens() if record is None else record.tokens).as_dict()
 
     def knows(self, job_id: JobKey) -> bool:
-        """True if a turn of the job was admitted, and it is remembered."""
+        """Tell whether a turn of the job was admitted, and it is remembered."""
         return job_id in self._jobs
 
     def worst(self, client: str | None, most: int) -> list[JobKey]:
-        """Of a client's jobs (None: of all) among the MAX_COMPARED last active ones, those that
-        computed the most tokens again."""
+        """Return the jobs of a client (None: of all) that computed the most tokens again.
+
+        They are looked for among the MAX_COMPARED last active ones."""
         found = [
             (sum(record.tokens.recomputed_tokens.values()), key)
             for key, record in islice(reversed(self._jobs.items()), MAX_COMPARED)

@@ -21,7 +21,9 @@ REPLY = f"Let me ask.\n```bash\n{COMMAND}\n```"
 
 def shown(engine: Engine) -> str:
     """All that the reading routes answer."""
-    answers = [engine_side.call(engine.scheduler, op, []) for op in ("jobs", "stats")]
+    keys = [str(job.job_id) for job in engine.retention.jobs]
+    asked = (("jobs", [None, keys]), ("stats", []))
+    answers = [engine_side.call(engine.scheduler, op, args) for op, args in asked]
     return json.dumps([*answers, engine.events])
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import tracemalloc
 import urllib.parse
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import httpx
 import pytest
 
-from agentkv.integrations.vllm.api.engine_client import MAX_QUESTIONS, SharedAnswers
 from tests.integrations.vllm.api.fake_engine import make_app
 from tests.integrations.vllm.harness import Engine
 from tests.stepped_engine import prompt_of
@@ -48,19 +45,6 @@ async def test_no_path_stays(path: str) -> None:
         url = f"/v1/agentkv/{path}"
         await client.get("/v1/agentkv/ui")
         assert await kept_bytes(lambda text: client.get(url.format(text))) < MAX_KEPT_BYTES
-
-
-@pytest.mark.asyncio
-async def test_questions_are_forgotten() -> None:
-    """Of many that come at once the last MAX_QUESTIONS are known, by their hashes."""
-    answers = SharedAnswers()
-
-    async def answer() -> Any:
-        return None
-
-    await asyncio.gather(*(answers.get(("a", n), answer) for n in range(2 * MAX_QUESTIONS)))
-    assert (len(answers._next_s), len(answers._waiting)) == (MAX_QUESTIONS, 0)
-    assert {len(question) for question in answers._next_s} == {16}
 
 
 @pytest.mark.asyncio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,21 +18,24 @@ from agentkv.integrations.vllm.api.engine_client import EngineLink
 from agentkv.integrations.vllm.api.live import MAX_VIEWERS_OF_CLIENT
 from agentkv.integrations.vllm.api.routes import add_routes
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, Clients
-from tests.integrations.vllm.api.fake_engine import FakeEngineClient, FakeEngineCore
+from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineClient, FakeEngineCore
 
 pytestmark = pytest.mark.asyncio
 
 INTERVAL_S = 0.02
 
 
-def engine(number: int = 0) -> dict[str, Callable[..., Any]]:
-    """An engine that shows each client one job, named after it."""
+def engine(number: int = 0, *names: str) -> Answers:
+    """An engine that names these jobs, and says whose view it gives."""
 
-    def answer(views: Sequence[Any]) -> dict[str, Any]:
-        seen = [{"keys": [], "whose": client} for client, _ in views]
-        return {"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "views": seen}
+    def answer(viewer: str | None, seen_s: Mapping[str, float]) -> dict[str, Any]:
+        now = {"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "events": []}
+        return {**now, "keys": [*names], "whose": viewer}
 
-    return {"live": answer}
+    def jobs(viewer: str | None, keys: Sequence[str]) -> list[Any]:
+        return [{"job_id": key} for key in keys if key in names and key != "gone"]
+
+    return {"live": answer, "jobs": jobs}
 
 
 class Watcher:
@@ -96,52 +99,33 @@ async def server(
 
 
 @pytest.fixture(autouse=True)
-def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.LiveHub.__init__, "__kwdefaults__", {"interval_s": INTERVAL_S})
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "INTERVAL_S", INTERVAL_S)
+    monkeypatch.setattr(live, "SEND_TIMEOUT_S", 5 * INTERVAL_S)
 
 
 async def test_a_snapshot_has_each_engine_and_its_jobs() -> None:
-    """A message has the engines' snapshots, each with the viewer's jobs in its order, and no job
-    that the engine did not name or has forgotten."""
-
-    def naming(number: int, *names: str) -> dict[str, Callable[..., Any]]:
-        def live(views: Sequence[Any]) -> dict[str, Any]:
-            seen = [{"keys": [*names]} for _ in views]
-            return {"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "views": seen}
-
-        def watched(asked: Sequence[Any]) -> list[Any]:
-            return [None if key == "gone" else {"job_id": key} for _, key in asked]
-
-        return {"live": live, "watched": watched}
-
-    async with server(naming(0, "a", "b", "gone"), naming(1, "c", "b")) as (watch, _):
+    """A message has the engines' snapshots, each with its jobs in the order in which they were
+    named, and none that the engine has forgotten."""
+    async with server(engine(0, "a", "b", "gone"), engine(1, "c", "b")) as (watch, _):
         name, snapshot = await watch().next()
     assert name == "snapshot"
-    jobs = [["a", "b"], ["c", "b"]]
-    assert snapshot["engines"] == [
-        {
-            **{"engine": number, "at_s": 7.0, "pool": {"blocks": 9}, "events": []},
-            "jobs": [{"job_id": name} for name in names],
-        }
-        for number, names in enumerate(jobs)
+    shown = [
+        (each["engine"], each["pool"], [job["job_id"] for job in each["jobs"]])
+        for each in snapshot["engines"]
     ]
-
-
-async def test_all_viewers_share_one_call() -> None:
-    """Four viewers see many snapshots, of which each took one call to the engine."""
-    async with server() as (watch, core):
-        viewers = [watch() for _ in range(4)]
-        for _ in range(10):
-            await asyncio.gather(*(viewer.next() for viewer in viewers))
-        assert len(core.asked) <= 12
+    assert shown == [(0, {"blocks": 9}, ["a", "b"]), (1, {"blocks": 9}, ["b", "c"])]
 
 
 async def test_nobody_looks_and_nothing_is_asked() -> None:
-    """Before the first viewer and after the last has gone the engine is not asked."""
+    """Before the first viewer and after the last has gone the engine is not asked; a viewer gets
+    what happened since the snapshot before."""
     async with server() as (watch, core):
         assert core.asked == []
         viewer = watch()
         await viewer.next()
+        await viewer.next()
+        assert [values for _, values in core.asked[:2]] == [[None, {"0": 7.0}]] * 2
         viewer.goes.set()
         await viewer.task
         num_asked = len(core.asked)
@@ -202,45 +186,3 @@ async def test_the_stream_ends_when_the_engine_is_gone() -> None:
         assert received[0] == "gone"
         assert "EngineDead" in received[1]["problem"]
         await viewer.task
-
-
-async def test_a_viewer_that_joins_lets_its_view_begin_again() -> None:
-    """Views name the time up to which they have each engine's events; for a viewer that joins the
-    client's view begins again."""
-    async with server() as (watch, core):
-        first = watch()
-        await first.next()
-        await first.next()
-        assert core.asked[-1][1] == [[(None, {"0": 7.0})]]
-        second = watch()
-        await second.next()
-        views = [values[0][0] for _, values in core.asked]
-        assert (None, {}) in views[2:]
-
-
-async def test_a_viewer_that_joins_while_the_engine_answers_misses_nothing() -> None:
-    """The answer that is under way, which is of news only, is not for it: its first message comes
-    of a view from the beginning."""
-
-    class Slow(FakeEngineCore):
-        may_answer = asyncio.Event()
-
-        async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-            answers = await super().call_utility_all_async(method, *args)
-            if len(self.asked) == 2:
-                await self.may_answer.wait()
-            return answers
-
-    core = Slow([engine()])
-    async with server(core=core) as (watch, _):
-        first = watch()
-        while len(core.asked) < 2:
-            await asyncio.sleep(INTERVAL_S)
-        second = watch()
-        await asyncio.sleep(INTERVAL_S)
-        core.may_answer.set()
-        await second.next()
-        assert [values[0][0] for _, values in core.asked[:3]] == [
-            *((None, {}), (None, {"0": 7.0}), (None, {})),
-        ]
-        assert (await first.next())[0] == "snapshot"

@@ -20,8 +20,6 @@ from agentkv.integrations.vllm.clients import CLIENTS_VARIABLE
 from agentkv.integrations.vllm.server_policy import FRONT_END_KEY
 from agentkv.protocol import (
     CLIENT_FIELD,
-    PROBE_ANSWER,
-    PROBE_HEADER,
     Tags,
     bounded_id,
 )
@@ -431,21 +429,3 @@ async def test_other_connections_pass_through(kind: str) -> None:
     connection = Connection()
     await AgentKVMiddleware(application)(scope, connection.receive, connection.send)
     assert passed == [scope]
-
-
-async def test_a_probe_is_answered_before_the_engine() -> None:
-    """The middleware names the server on any path, the same to each, and only with the key."""
-    app = make_app()
-    probe = {PROBE_HEADER: "1", "X-Session-ID": "j"}
-    ids = [
-        (await post(app, {"prompt": "a"}, path=path, headers=probe)).json()["id"]
-        for path in ("/v1/completions", "/v1/agentkv/jobs/j/release")
-    ]
-    assert ids[0] == ids[1]
-    assert ids[0].startswith(PROBE_ANSWER)
-    assert app.state.engine_client.engine_core.asked == []
-    assert app.state.engine_client.engine_core.added == []
-    app = make_app()
-    app.add_middleware(AuthenticationMiddleware, tokens=["key"])
-    refused = await post(app, {"prompt": "a"}, path="/v1/completions", headers=probe)
-    assert PROBE_ANSWER not in refused.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +35,8 @@ def tokens(prompts: int, hits: int) -> dict[str, int]:
 def job(job_id: str, state: str, **fields: Any) -> dict[str, Any]:
     return {
         **{"job_id": job_id, "parent_job_id": None, "state": state, "for_s": 1.5, "why": None},
-        **{"held_back": False, "turn": 3, "expected_turns": 9, "context_tokens": 4096},
-        **{"tool": "pytest", "command": "pytest -q", "is_tool_running": False},
+        **{"held_back": False, "turns": 3, "expected_turns": 9, "context_tokens": 4096},
+        **{"last_tool": "pytest", "command": "pytest -q", "is_tool_running": False},
         **{"predicted_speed": "slow", "predicted_p50_s": 8.0, "predicted_p90_s": 30.0},
         **{
             "took_s": 33.0,
@@ -77,7 +77,7 @@ class Engine:
         self.at_s = 100.0
         self.events: list[dict[str, Any]] = []
 
-    def live(self, views: Sequence[Any]) -> dict[str, Any]:
+    def live(self, viewer: str | None, seen_s: Mapping[str, float]) -> dict[str, Any]:
         self.at_s += 1.0
         events, self.events = self.events, []
         view = {
@@ -101,16 +101,14 @@ class Engine:
         return {
             **{"engine": self.number, "at_s": self.at_s, "policy": "agentkv", "stats": stats},
             **server,
-            **{"pool": {**pool, "free": 20}, "views": [view for _ in views]},
+            **{"pool": {**pool, "free": 20}, **view},
         }
 
     @property
     def answers(self) -> dict[str, Callable[..., Any]]:
         return {
             "live": self.live,
-            "watched": lambda asked: [
-                next((job for job in self.jobs if job["job_id"] == key), None) for _, key in asked
-            ],
+            "jobs": lambda viewer, keys: [job for job in self.jobs if job["job_id"] in keys],
             "keys_to_explain": lambda client, job_id, worst: [job_id],
             "explain": lambda client, keys: [
                 {"job_id": key, "tokens": {}, "turns": TURNS} for key in keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from typing import Any
 from urllib.parse import quote
@@ -10,16 +11,26 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from agentkv.integrations.vllm.api.engine_client import POLL_INTERVAL_S
+from agentkv.events import ToolStarted
+from agentkv.integrations.vllm.api import routes
 from agentkv.integrations.vllm.api.routes import MAX_BODY_BYTES
 from agentkv.integrations.vllm.clients import ADMIN_KEY_VARIABLE, CLIENTS_VARIABLE, Clients
+from agentkv.integrations.vllm.retention.tool_signals import MAX_COMMAND_CHARS
 from agentkv.protocol import KEPT_COMMAND_CHARS, JobKey
-from tests.integrations.vllm.api.fake_engine import Answers, FakeEngineCore, Server
+from tests.integrations.vllm.api.fake_engine import (
+    Answers,
+    FakeEngineCore,
+    Server,
+    SteppedCore,
+    client_of,
+)
+from tests.integrations.vllm.harness import Engine
 
 pytestmark = pytest.mark.asyncio
 
 AWKWARD_ID = "a/b c?d#é%2F/tool"
 
+TOKENS = {"tokens": {"prompt_tokens": 7}}
 INFO = {"policy": "continuum", "block_size": 128, "num_blocks": 100}
 
 
@@ -35,15 +46,14 @@ def engine_of(*job_ids: str) -> dict[str, Any]:
         "stats": lambda: {"pinned_jobs": len(job_ids), "kv_cache_usage": 0.5},
         "jobs": lambda *_: [{"job_id": job_id} for job_id in job_ids],
         "job_keys": lambda *_: [*job_ids],
-        "event_counts": lambda *_: [[job_id, 1] for job_id in job_ids],
-        "events": lambda slices, *_: {
-            "jobs": {job_id: [{"event": "finish"}] for job_id, *_ in slices if job_id in job_ids}
+        "events": lambda *_: {
+            "engine": str(id(job_ids)),
+            "events": [(job_id, {"event": "finish"}) for job_id in job_ids],
+            "next": None,
         },
-        "job": lambda key, *_: known(key) and {"job_id": known(key), "turns": 2, "tokens": {}},
-        "tool": lambda key, event: known(key) and {"job_id": known(key)},
-        "release": lambda key: (
-            known(key) and {"job_id": known(key), "freed_blocks": 3, "tokens": {}}
-        ),
+        "job": lambda key, *_: known(key) and {"job_id": known(key), **TOKENS},
+        "tool": lambda key, event: known(key) and {"job_id": known(key), **TOKENS},
+        "release": lambda key: known(key) and {"job_id": known(key), "freed_blocks": 3, **TOKENS},
     }
 
 
@@ -83,7 +93,7 @@ async def test_a_tool_event_reaches_the_engine() -> None:
     ask = Server(engine_of("j"))
     event = {"state": "finished", "tool": "t", "duration_s": 0.5, "turn": 2, "limit_s": 60.0}
     event["command"] = "make" + " x" * 10_000
-    assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j"}
+    assert (await ask("POST", "/jobs/j/tool", event)).json() == {"job_id": "j", **TOKENS}
     ((operation, (key, taken)),) = ask.core.asked
     assert (operation, JobKey.read(key).own_id) == ("tool", "j")
     assert taken == {**event, "command": event["command"][:KEPT_COMMAND_CHARS]}
@@ -139,9 +149,7 @@ TOOL = "/jobs/j/tool"
         ("POST", "/jobs/j/release", b"{", 400, "body"),
         ("POST", "/finish_session", None, 400, "session_id"),
         ("GET", "/jobs/" + "x" * 257, None, 400, "job_id"),
-        ("GET", "/explain?worst=1000", None, 400, "worst"),
-        *(("GET", f"/timestamps?limit={wrong}", None, 400, "limit") for wrong in ("0", "9e9", "x")),
-        *(("GET", f"/timestamps?since={wrong}", None, 400, "since") for wrong in ("-1", "nan")),
+        *(("GET", f"/explain?worst={wrong}", None, 400, "worst") for wrong in ("1000", "0", "x")),
     ],
 )
 async def test_wrong_input_is_refused(
@@ -206,41 +214,11 @@ async def test_several_engines_give_one_answer() -> None:
     assert (await ask("GET", "/info")).json()["num_blocks"] == 200
     assert (await ask("GET", "/stats")).json() == {"pinned_jobs": 3, "kv_cache_usage": 0.5}
     assert (await ask("GET", "/jobs/b")).json()["engine"] == 1
-    assert (await ask("POST", "/jobs/a/release")).json()["freed_blocks"] == 6
     assert (await ask("POST", "/jobs/b/release")).json()["freed_blocks"] == 3
     assert (await ask("POST", "/jobs/c/release")).status_code == 404
     assert [job["engine"] for job in (await ask("GET", "/jobs")).json()["jobs"]] == [0, 1, 1]
     events = (await ask("GET", "/timestamps")).json()["jobs"]["a"]
     assert [event["engine"] for event in events] == [0, 1]
-
-
-async def test_equal_questions_that_come_fast_share_an_answer() -> None:
-    """A client's polls ask the engine once in an interval; those of others, and other questions,
-    do not wait for it."""
-    server = Server(engine_of("a"), keys=["alice", "bob"])
-    clock = asyncio.get_running_loop().time
-    began_s = clock()
-    for _ in range(2):
-        replies = await asyncio.gather(*(server("GET", "/jobs", key="alice") for _ in range(10)))
-        assert {reply.text for reply in replies} == {'{"jobs":[{"job_id":"a"}]}'}
-    assert clock() - began_s > 0.9 * POLL_INTERVAL_S
-    assert len(server.core.asked) == 4
-    began_s = clock()
-    await server("GET", "/jobs", key="bob")
-    await server("GET", "/jobs/a", key="alice")
-    assert len(server.core.asked) == 7
-    assert clock() - began_s < POLL_INTERVAL_S
-
-
-async def test_parameters_that_nobody_reads_make_no_other_question() -> None:
-    """Polls that differ in what their route does not read share an answer, those that differ in
-    what it reads do not."""
-    server = Server(engine_of("a"))
-    await asyncio.gather(*(server("GET", f"/stats?x={number}") for number in range(10)))
-    assert len(server.core.asked) == 1
-    since = (server("GET", f"/timestamps?since={number}&x=1") for number in range(2))
-    await asyncio.gather(*since)
-    assert len([name for name, _ in server.core.asked if name == "events"]) == 2
 
 
 async def test_a_client_has_one_question_at_a_time_in_the_engine() -> None:
@@ -270,21 +248,33 @@ async def test_a_client_has_one_question_at_a_time_in_the_engine() -> None:
     assert max(most.values()) > 2
 
 
-async def test_no_answer_is_older_than_its_question() -> None:
-    """A poll that comes while the engine answers an equal one gets the next answer."""
-    may_answer = asyncio.Event()
+NUM_EVENTS = {"long": 180, "short": 3, "other": 40}
 
-    class Slow(FakeEngineCore):
+
+async def test_a_long_log_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer has the whole log, of the longest commands, or one job's, and no answer of the
+    engine is longer than 160 kB; beyond MAX_TIMESTAMPS_BYTES it ends, and says so."""
+    engine = Engine(policy="agentkv")
+    client, log = client_of("one"), engine.scheduler.watchers.log
+    for job_id, num_events in NUM_EVENTS.items():
+        for _ in range(num_events):
+            event = ToolStarted(JobKey(client, job_id), "", "\u00e9" * MAX_COMMAND_CHARS, None)
+            log.on_event(event)
+    most_bytes = 0
+
+    class Measured(SteppedCore):
         async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+            nonlocal most_bytes
             answers = await super().call_utility_all_async(method, *args)
-            number = len(self.asked)
-            await may_answer.wait()
-            return [{**answer, "number": number} for answer in answers]
+            most_bytes = max(most_bytes, len(json.dumps(answers)))
+            return answers
 
-    server = Server(core=Slow([engine_of("a")]))
-    first = asyncio.create_task(server("GET", "/info"))
-    await server.core.was_asked.wait()
-    second = asyncio.create_task(server("GET", "/info"))
-    await asyncio.sleep(0)
-    may_answer.set()
-    assert [(await each).json()["number"] for each in (first, second)] == [1, 2]
+    ask = Server(core=Measured(engine), keys=["one"])
+    assert (await ask("GET", "/timestamps", key="one")).json() == log.as_dict()
+    assert most_bytes < 160_000
+    jobs = (await ask("GET", "/timestamps", key="one", job="short")).json()["jobs"]
+    assert [*map(len, jobs.values())] == [NUM_EVENTS["short"]]
+    assert (await ask("GET", "/timestamps", key="one", job="nobody")).json() == {"jobs": {}}
+    monkeypatch.setattr(routes, "MAX_TIMESTAMPS_BYTES", 1000)
+    cut = (await ask("GET", "/timestamps", key="one")).json()
+    assert (len(cut["jobs"]["long"]), cut["truncated"]) == (50, True)

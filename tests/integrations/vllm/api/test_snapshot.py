@@ -9,7 +9,6 @@ import pytest
 
 from agentkv.events import ToolStarted
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.integrations.vllm.api.job_now import SHOWN_CHARS
 from agentkv.integrations.vllm.api.snapshot import HISTORY_S, MAX_EVENTS, MAX_JOBS
 from agentkv.policies.jobs import Job
 from agentkv.protocol import JobKey
@@ -20,20 +19,15 @@ PINS = {"prefill_reload_s": [0.0, 0.01, 0.0]}
 """Pins are worth much, so pins last for seconds."""
 
 
-def live(engine: Engine, *clients: str | None) -> dict[str, Any]:
-    """The snapshot for these clients, or for one that sees all."""
-    views = [(client, {}) for client in clients or (None,)]
-    answer: dict[str, Any] = engine_side.call(engine.scheduler, "live", [views])
+def live(engine: Engine, viewer: str | None = None, **seen_s: float) -> dict[str, Any]:
+    """The snapshot for a client, or for one that sees all, with the jobs that it names."""
+    answer: dict[str, Any] = engine_side.call(engine.scheduler, "live", [viewer, seen_s])
     assert "error" not in answer
-    for view, (client, _) in zip(answer["views"], views, strict=True):
-        asked = [(client, key) for key in view["keys"]]
-        view["jobs"] = engine_side.call(engine.scheduler, "watched", [asked])
-    return answer
+    return {**answer, "jobs": engine_side.call(engine.scheduler, "jobs", [viewer, answer["keys"]])}
 
 
 def job(engine: Engine, job_id: str) -> dict[str, Any]:
-    (view,) = live(engine)["views"]
-    (found,) = [each for each in view["jobs"] if each["job_id"] == job_id]
+    (found,) = [each for each in live(engine)["jobs"] if each["job_id"] == job_id]
     return dict(found)
 
 
@@ -45,14 +39,14 @@ def test_a_job_is_seen_in_each_of_its_states() -> None:
     assert (job(engine, "a")["state"], job(engine, "a")["why"]) == ("waiting", "in line")
     engine.step()
     running = job(engine, "a")
-    assert (running["state"], running["turn"], running["expected_turns"]) == ("running", 1, 3)
+    assert (running["state"], running["turns"], running["expected_turns"]) == ("running", 1, 3)
     assert (running["context_tokens"], running["blocks"]) == (100, 7)
     engine.run()
     assert job(engine, "a")["state"] == "pinned"
     engine.tool("a", "started", "ls -la")
     engine.clock.now_s += 0.5
     in_tool = job(engine, "a")
-    assert (in_tool["state"], in_tool["for_s"], in_tool["tool"]) == ("tool", 0.5, "ls")
+    assert (in_tool["state"], in_tool["for_s"], in_tool["last_tool"]) == ("tool", 0.5, "ls")
     assert in_tool["command"] == "ls"
     assert 0 < in_tool["predicted_p50_s"] <= in_tool["predicted_p90_s"]
     assert in_tool["ttl_left_s"] > 0
@@ -98,7 +92,7 @@ def test_a_client_sees_its_own_jobs_and_only_blocks_of_others() -> None:
     for index, client in enumerate(("alice", "bob")):
         engine.turn(prompt_of(100, salt=index), **of(client, job_id=f"job-of-{client}"))
         engine.tool(JobKey(client, f"job-of-{client}"), "started", f"make {client}")
-    alice, everybody = live(engine, "alice", None)["views"]
+    alice, everybody = live(engine, "alice"), live(engine)
     assert [each["job_id"] for each in alice["jobs"]] == ["job-of-alice"]
     assert {each["job_id"] for each in alice["events"]} == {"job-of-alice"}
     assert b"bob" not in msgspec.json.encode(alice)
@@ -124,58 +118,39 @@ def test_memory_is_short_only_for_a_while_after_a_turn_did_not_fit(policy: str) 
     assert not is_short()
 
 
-def test_events_come_once_and_a_new_view_gets_the_last_two_minutes() -> None:
-    """Events up to the time that a view names are left out; without one, those before HISTORY_S."""
+def test_events_come_once_and_a_new_viewer_gets_the_last_two_minutes() -> None:
+    """Events up to the time that is named are left out; without one, those before HISTORY_S. The
+    end of a job comes with its tokens."""
     engine = Engine(policy="agentkv", **PINS)
     engine.turn(prompt_of(100), job_id="old")
     engine.wait(30.0)  # its pin ends
     engine.wait(HISTORY_S + 1)
     engine.turn(prompt_of(100, salt=1), job_id="new")
     first = live(engine)
-    assert {event["job_id"] for event in first["views"][0]["events"]} == {"new"}
-    seen = [(None, {"0": first["at_s"]})]
-    assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
+    assert {event["job_id"] for event in first["events"]} == {"new"}
+    seen_s = {"0": first["at_s"]}
+    assert live(engine, **seen_s)["events"] == []
     engine.clock.now_s += 0.1
     engine.tool("old", "started")
-    (view,) = engine_side.call(engine.scheduler, "live", [seen])["views"]
-    assert [event["event"] for event in view["events"]][:1] == ["tool_started"]
+    engine.retention.release("new")
+    started, *_, closed = live(engine, **seen_s)["events"]
+    assert (started["event"], closed["event"]) == ("tool_started", "closed")
+    assert closed["tokens"]["prompt_tokens"] == 100
 
 
-def test_a_new_view_gets_how_earlier_jobs_ended() -> None:
-    """A job that ended long ago comes once, with its duration and what its later turn found."""
-    engine = Engine(policy="agentkv", **PINS)
-    history = engine.turn(prompt_of(100), job_id="old")
-    engine.wait(2.0)
-    engine.turn(history + prompt_of(50, salt=7), job_id="old", is_last_step=True)
-    engine.wait(HISTORY_S + 1)
-    first = live(engine)
-    ((event, *more),) = [view["events"] for view in first["views"]]
-    assert (event["job_id"], event["event"], more) == ("old", "closed", [])
-    tokens = event["tokens"]
-    assert (tokens["later_prompt_tokens"], tokens["later_hit_tokens"]) == (154, 96)
-    assert event["took_s"] == pytest.approx(2.08)
-    seen = [(None, {"0": first["at_s"]})]
-    assert engine_side.call(engine.scheduler, "live", [seen])["views"][0]["events"] == []
-
-
-@pytest.mark.parametrize("num_views", [1, 4])
-def test_a_snapshot_is_bounded(num_views: int) -> None:
-    """However many jobs, events and views there are, a snapshot has MAX_JOBS and MAX_EVENTS
-    of them at most and fits into 500 kB; what is left out is counted."""
+def test_a_snapshot_is_bounded() -> None:
+    """However many jobs and events there are, a snapshot has MAX_JOBS and MAX_EVENTS of them at
+    most and fits into 500 kB; what is left out is counted."""
     engine = Engine(policy="agentkv", record_events=50_000)
     log = engine.scheduler.watchers.log
     for index in range(2 * MAX_JOBS):
         engine.add(prompt_of(20), job_id="j" * 250 + str(index))
         for _ in range(4):
             key = JobKey("", "j" * 250 + str(index))
-            log.on_event(ToolStarted(key, "", "é" * 512, None))
-    answer = engine_side.call(engine.scheduler, "live", [[(None, {})] * num_views])
-    views = answer["views"]
-    assert sum(len(view["keys"]) for view in views) == MAX_JOBS
-    assert sum(len(view["events"]) for view in views) == MAX_EVENTS
-    assert views[0]["num_jobs"] == 2 * MAX_JOBS
-    assert views[0]["events_left_out"] > 0
-    assert all(len(event.get("command", "")) <= SHOWN_CHARS for event in views[0]["events"])
+            log.on_event(ToolStarted(key, "", "\u00e9" * 512, None))
+    answer = engine_side.call(engine.scheduler, "live", [None, {}])
+    assert (len(answer["keys"]), answer["num_jobs"]) == (MAX_JOBS, 2 * MAX_JOBS)
+    assert (len(answer["events"]), answer["events_left_out"] > 0) == (MAX_EVENTS, True)
     assert len(msgspec.msgpack.encode(answer)) < 500_000
 
 
@@ -185,6 +160,5 @@ def test_jobs_with_a_request_come_first() -> None:
     engine.add(prompt_of(20), job_id="waits", max_tokens=200)
     for index in range(MAX_JOBS):
         engine.retention.jobs.add(Job(f"idle-{index}", index))
-    (view,) = live(engine)["views"]
-    assert view["jobs"][0]["job_id"] == "waits"
-    assert len(view["keys"]) == MAX_JOBS
+    jobs = live(engine)["jobs"]
+    assert (jobs[0]["job_id"], len(jobs)) == ("waits", MAX_JOBS)

@@ -92,7 +92,7 @@ async def test_no_answer_holds_the_engine_up(
     assert len({job["job_id"] for job in jobs}) == (0 if key == "none" else NUM_JOBS)
     for path in ("/explain?worst=10", "/explain?job=7", "/jobs/7", "/stats", "/info"):
         await ask("GET", path, key=key)
-    events = (await ask("GET", "/timestamps?limit=9000", key=key)).json()["jobs"]
+    events = (await ask("GET", "/timestamps", key=key)).json()["jobs"]
     assert bool(events) == (key != "none")
     async with server(core=core, keys=["many", "none", "root"]) as (watch, _):
         _, snapshot = await watch(key).next()

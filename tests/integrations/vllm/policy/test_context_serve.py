@@ -184,26 +184,6 @@ def test_a_gap_after_a_reply_without_a_call_teaches_nothing() -> None:
     assert engine.retention.predictor.predictor.num_observed == 0
 
 
-def test_a_release_tells_how_long_a_running_tool_took_at_least() -> None:
-    """Ten tools cut off after a minute are slow; a lease that runs out tells nothing."""
-    engine = serve(job_lease_s=100.0)
-    predictor = engine.retention.predictor.predictor
-    for _ in range(10):
-        says(engine, "a", UNKNOWN)
-        ask(engine, "tool", "a", {"state": "started", "command": UNKNOWN})
-        engine.wait(60.0)
-        ask(engine, "release", "a")
-    assert predictor.num_observed == 10
-    assert ask(engine, "stats")["tool_observations_total"] == {"cut_short": 10}
-    says(engine, "b", UNKNOWN)
-    ask(engine, "tool", "b", {"state": "started", "command": UNKNOWN})
-    assert ask(engine, "job", "b")["predicted_speed"] != "fast"
-    engine.wait(200.0)
-    says(engine, "c", UNKNOWN)
-    assert ask(engine, "job", "b") is None
-    assert predictor.num_observed == 10
-
-
 def test_a_decision_is_explained() -> None:
     """The job and its record show command, speed, quantiles, source, TTL and the reasons."""
     engine = serve()
@@ -275,7 +255,7 @@ def test_a_lone_surrogate_does_not_get_into_answers() -> None:
     call = '{"name": "bash", "arguments": {"command": "echo \\ud83d; sleep 900"}}'
     engine.turn(prompt_of(100), reply=f"<tool_call>\n{call}\n</tool_call>", job_id="a")
     engine.turn(prompt_of(100, salt=1), reply="```bash\necho \ud800\n```", job_id="b")
-    for op, args in (("jobs", []), ("job", ["a"]), ("events", [[("a", 0, 99)], 0.0])):
+    for op, args in (("jobs", [None, ["a"]]), ("job", ["a"]), ("events", [None, {}])):
         answer = engine_call.call(engine.scheduler, op, args)
         assert "echo ?; sleep 900" in msgspec.msgpack.encode(answer).decode(errors="replace")
     assert engine.pinned["b"] == 6
@@ -286,7 +266,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
     engine = serve()
     engine.turn(prompt_of(100), job_id="a")
     engine.retention.jobs.get("a").tool = "\ud83d"
-    assert "surrogates not allowed" in ask(engine, "jobs")["error"]
+    assert "surrogates not allowed" in ask(engine, "jobs", None, ["a"])["error"]
 
 
 def test_a_token_that_stops_a_reply_does_not_hide_its_last_fence() -> None:

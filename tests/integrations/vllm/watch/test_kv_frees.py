@@ -14,7 +14,7 @@ import pytest
 
 from agentkv.errors import SettingsError
 from agentkv.events import KVFreed
-from agentkv.integrations.vllm.api.job_now import JobNow
+from agentkv.integrations.vllm.api.snapshot import kv_state
 from agentkv.integrations.vllm.watch import kv_frees
 from agentkv.integrations.vllm.watch.kv_frees import MAX_REQUESTS, reply_id
 from agentkv.listeners import KVFree, follow
@@ -58,7 +58,7 @@ def frees_of(engine: Engine, job_id: str = "a") -> list[tuple[list[str], str]]:
 
 def state(engine: Engine, job_id: str = "a") -> str:
     job = engine.retention.jobs.get(job_id)
-    return "FREED" if job is None else JobNow(engine.scheduler, job).kv_state()
+    return "FREED" if job is None else kv_state(engine.scheduler, job)
 
 
 # What may happen to a job's KV after its first turn, `r1`, has finished and is pinned
@@ -397,7 +397,7 @@ class Lives(Agents):
         for job in retention.jobs:
             has_blocks = any(manager.req_to_blocks.get(each) for each in job.live)
             is_pinned = retention.pins.get(job.job_id) is not None
-            state = JobNow(self.engine.scheduler, job).kv_state()
+            state = kv_state(self.engine.scheduler, job)
             assert (state == "ACTIVE") == has_blocks
             assert (state == "PINNED") == (is_pinned and not has_blocks)
             assert (state == "FREED") <= (not job.live)
