@@ -35,10 +35,6 @@ SESSION_HEADER = "X-Session-ID"
 """vLLM's own header for a session. Every request of a job carries it: routers are sticky by it."""
 AFFINITY_HEADER = "X-AgentKV-Affinity"
 """Names the job whose server this one shall share; routers by our recipes read it first."""
-PROBE_HEADER = "X-AgentKV-Probe"
-"""Asks a server's middleware, on any path, which server it is; nothing behind it is called."""
-PROBE_ANSWER = "agentkv-probe-"
-"""Begins the `id` of its answer; what follows is the same for each process of a server."""
 
 TAG_HEADERS: Mapping[str, str] = {
     "job_id": "X-AgentKV-Job",

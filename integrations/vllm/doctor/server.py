@@ -6,13 +6,15 @@ Only reads; sends no request that generates tokens or is counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
 from agentkv.policies.names import SHIPPED
-from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, WIRE_VERSION
+from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, WIRE_VERSION, Tags
 
 from ..versions import version_problem
 from .check import Check, fail, ok, warn
@@ -23,18 +25,9 @@ CONNECT_S = 1.5
 MIN_TURNS = 20
 """With fewer turns than this, the share of diverged turns is not judged."""
 MAX_DIVERGED_SHARE = 0.2
-
-
-def connect(
-    url: str, api_key: str | None, timeout_s: float, transport: httpx.BaseTransport | None
-) -> httpx.Client:
-    """Return a client of the server at `url`, with or without `/v1`."""
-    return httpx.Client(
-        base_url=url.rstrip("/").removesuffix("/v1"),
-        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-        timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
-        transport=transport,
-    )
+NUM_JOBS, NUM_TURNS = 4, 3
+"""A router that sends each request to either of two servers keeps all four jobs together by chance
+once in 256 checks."""
 
 
 def check_server(
@@ -42,27 +35,32 @@ def check_server(
 ) -> Iterator[Check]:
     """Yield the checks of the server at `url`, with or without `/v1`; `transport` is for tests."""
     root_url = url.rstrip("/").removesuffix("/v1")
+    connect = partial(
+        httpx.Client,
+        base_url=root_url,
+        headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+        transport=transport,
+    )
     try:
-        with connect(url, api_key, TIMEOUT_S, transport) as client:
-            yield from _check_with(client, root_url)
+        with connect() as client:
+            yield from _check_with(client, root_url, connect)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         seen = f"{root_url} does not answer ({type(error).__name__}: {error})"
         yield fail("server", seen, "start it, or give the right --url")
 
 
-def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
+def _check_with(
+    client: httpx.Client, root_url: str, connect: Callable[[], httpx.Client]
+) -> Iterator[Check]:
     models = client.get("/v1/models")
     if models.status_code in (401, 403):
         yield ok("server", f"{root_url} answers")
         yield fail("API key", f"HTTP {models.status_code}", "give the server's key with --api-key")
         return
-    if not models.is_success:
-        seen = f"{root_url}/v1/models: HTTP {models.status_code}"
-        yield fail("server", seen, "is this the address of an OpenAI-compatible server?")
-        return
-    listed = _json(models).get("data")
+    listed = _json(models).get("data") if models.is_success else None
     if not isinstance(listed, list):
-        seen = f"{root_url}/v1/models: no list of models"
+        seen = f"{root_url}/v1/models: HTTP {models.status_code}, no list of models"
         yield fail("server", seen, "is this the address of an OpenAI-compatible server?")
         return
     names = ", ".join(str(model.get("id")) for model in listed)
@@ -78,6 +76,7 @@ def _check_with(client: httpx.Client, root_url: str) -> Iterator[Check]:
     yield _check_log_stats(metrics, stats)
     yield _check_histories(_json(client.get("/v1/agentkv/jobs")))
     yield _check_ids(stats.get("shared_ids_total", 0))
+    yield _check_stickiness(connect)
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:
@@ -163,3 +162,21 @@ def _check_ids(num_shared: int) -> Check:
     seen = f"{num_shared} have named several conversations at once"
     advice = "give each conversation an id of its own"
     return warn("job ids", seen, advice) if num_shared else ok("job ids", seen)
+
+
+def _check_stickiness(connect: Callable[[], httpx.Client]) -> Check:
+    """See whether each of a few jobs has one server, where a router may stand before several."""
+    num_together = 0
+    for _ in range(NUM_JOBS):
+        headers = Tags(job_id=f"agentkv-doctor-{uuid4().hex[:12]}").as_headers()
+        servers = set()
+        for _ in range(NUM_TURNS):
+            with connect() as client:  # a router may be sticky by connection, too
+                info = _json(client.get("/v1/agentkv/info", headers=headers))
+                servers.add(info.get("instance"))
+        num_together += len(servers) == 1
+    seen = f"{num_together} of {NUM_JOBS} jobs had all {NUM_TURNS} requests on one server"
+    if num_together == NUM_JOBS:
+        return ok("sticky jobs", seen)
+    how_to = "make the router sticky by the header X-Session-ID: docs/how-to/several-engines.md"
+    return fail("sticky jobs", seen, how_to)

