@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -113,7 +111,7 @@ async def _trajectory(loop: Loop) -> None:
 async def _without_a_session(loop: Loop) -> None:
     """A prompt outside of any session, and one that was tagged by hand, are left as they are."""
     await loop.turn(PROMPT)
-    assert await loop.ask("jobs") == []
+    assert await loop.ask("job_keys", None, 0, 9) == []
     with agentkv.session() as job:
         await loop.turn(PROMPT, extra_args={"job_id": "by hand"})
     assert job.summary().turns == 0
@@ -135,50 +133,6 @@ def each_on_one_engine(tiny_model_dir: Path) -> Iterator[Any]:
         engine = runner.run(entered.__aenter__())
         yield lambda play: runner.run(play(Loop(engine)))
         runner.run(entered.__aexit__(None, None, None))
-
-
-def _llm_in_one_process(folder: str) -> dict[str, Any]:
-    """What an `LLM` without an engine process of its own has done for a job; called in a child."""
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(folder, **ENGINE)
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-
-    def ask(operation: str, *args: Any) -> Any:
-        core: Any = llm.llm_engine.engine_core
-        return core.engine_core.agentkv_call(operation, list(args))
-
-    with agentkv.session(job_id="uid_0") as job:
-        (first,) = llm.generate({"prompt_token_ids": PROMPT}, params)
-        held = ask("job", "uid_0")["pinned_blocks"]
-        with job.tool("pytest -q"):
-            last_tool = ask("job", "uid_0")["last_tool"]
-        context = [*PROMPT, *first.outputs[0].token_ids, *range(500, 520)]
-        llm.generate([{"prompt_token_ids": context}], [params])
-        llm.generate([{"prompt_token_ids": PROMPT}, {"prompt_token_ids": context}], params)
-        turns = ask("job", "uid_0")["turns"]
-    summary = job.summary()
-    return {
-        "held": held > 0,
-        "last_tool": last_tool,
-        "turns": (turns, summary.turns),
-        "cached": summary.hit_tokens,
-        "after": ask("job", "uid_0"),
-    }
-
-
-def test_an_llm_in_one_process(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prompt alone is a turn, a batch is none; feedback needs no engine loop."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-        found = child.submit(_llm_in_one_process, str(tiny_model_dir)).result()
-    assert found == {
-        "held": True,
-        "last_tool": "pytest",
-        "turns": (2, 2),
-        "cached": 320,
-        "after": None,
-    }
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rollouts/train.py"
