@@ -30,7 +30,6 @@ from agentkv.watchers import EventStream
 from .background import BackgroundWorker
 from .conversations import (
     GAPS_KEPT,
-    MIN_JOBS,
     OpenTurn,
     OpenTurns,
     SimilarRequests,
@@ -45,9 +44,6 @@ _CLOSERS = frozenset("`~}>])")
 """Characters of which a call ends with one, in every dialect."""
 MAX_KINDS = 1000
 """Kinds of requests remembered that have been continued."""
-MAX_TEACHERS, MIN_TEACHERS = 64, 2
-"""Clients that are asked how a client's first requests of a kind go on, and of which most, and that
-many at least, must say so: no client alone decides about another one's requests."""
 GRACE_S = 10.0
 """Seconds in which an agent goes on after a reply in which no tool call was read, as a rule: so do
 over 9 in 10 of recorded coding agents' tools, and 4% of people (arXiv 2402.01869, table 1)."""
@@ -166,16 +162,10 @@ class JobInference:
         return turn.job
 
     def _kind_of(self, block_hashes: Sequence[Any], client: str) -> SimilarRequests:
-        """Those of the client that a request is like; they begin as those of most clients are."""
+        """Return the requests of the client that a request is like."""
         key = KindKey(client, block_hashes[self._start])
-        if self._kinds.get(key) is None:
-            clients = itertools.islice(reversed(self._kinds.by_client), MAX_TEACHERS)
-            known = (self._kinds.get(KindKey(other, key.start)) for other in clients)
-            votes = [kind.opens_jobs for kind in known if kind is not None]
-            if sum(votes) < max(MIN_TEACHERS, len(votes) // 2 + 1):
-                return self._kind(KindKey(client, None))
-            self._kinds.put(key, SimilarRequests(MIN_JOBS, MIN_JOBS, opens_jobs=True))
-        return self._kind(key)
+        is_known = self._kinds.get(key) is not None
+        return self._kind(key if is_known else KindKey(client, None))
 
     def _kind(self, key: KindKey) -> SimilarRequests:
         kind = self._kinds.get(key) or SimilarRequests()

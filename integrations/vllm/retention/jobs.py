@@ -13,15 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from agentkv.policies.jobs import Job, Prompt, Turn
 from agentkv.policies.pins import Pin
+from agentkv.protocol import JobKey
 
 from . import Host
 
 MAX_SUB_AGENTS = 4
 """Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
-MAX_NAMED = 100
-"""Jobs of different clients found by one id that they share."""
-MAX_SPARED = 64
-"""Jobs looked at for one to forget that has had one turn and holds no KV."""
+MAX_LIVE = 64
+"""Jobs with a request in the engine that are passed over for one to forget."""
 
 
 Value = TypeVar("Value")
@@ -94,14 +93,11 @@ class JobTable(FairStore[Job]):
         self._max_jobs = max_jobs
         self._lease_s = lease_s
         self._is_pinned = is_pinned
-        self._by_own_id: dict[str, OrderedDict[str, Job]] = {}
-        self._short: FairStore[Job] = FairStore(math.inf)
-        """Jobs of one turn."""
 
     def named(self, own_id: str) -> list[Job]:
-        """Return the MAX_NAMED latest jobs of all clients with this id."""
-        jobs = self._by_own_id.get(own_id, OrderedDict())
-        return list(itertools.islice(reversed(jobs.values()), MAX_NAMED))
+        """Return the jobs of all clients with this id. O(clients)."""
+        found = (self.get(JobKey(client, own_id)) for client in self.by_client)
+        return [job for job in found if job is not None]
 
     def repeated(self, job_id: str, prompt: Prompt) -> Job | None:
         """Return the job with this id if the prompt is again that of its last finished turn."""
@@ -110,20 +106,12 @@ class JobTable(FairStore[Job]):
 
     def add(self, job: Job) -> None:
         self.put(job.job_id, job)
-        self._by_own_id.setdefault(job.own_id, OrderedDict())[job.job_id] = job
-        if job.num_turns <= 1:
-            self._short.put(job.job_id, job)
 
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
         self._values.move_to_end(job.job_id)  # each turn passes here: without a call of Python
         self.by_client[job.client].move_to_end(job.job_id)
-        if self._short.get(job.job_id) is not None:
-            if job.num_turns > 1:
-                self._short.pop(job.job_id)
-            else:
-                self._short.move_to_end(job.job_id)
 
     def lender(self, parent_id: str, job: Job | None) -> Job | None:
         """Return the job in whose place a sub-agent's stands: its parent's, or that one's lender.
@@ -157,10 +145,6 @@ class JobTable(FairStore[Job]):
 
     def remove(self, job: Job) -> None:
         self.pop(job.job_id)
-        self._short.pop(job.job_id)
-        jobs = self._by_own_id.get(job.own_id, OrderedDict())
-        if jobs.pop(job.job_id, None) is not None and not jobs:
-            del self._by_own_id[job.own_id]
 
     @property
     def next_lease_s(self) -> float:
@@ -178,33 +162,18 @@ class JobTable(FairStore[Job]):
     def next_to_forget(self, now_s: float) -> Job | None:
         """Return the job to forget now: idle beyond its lease, or one too many; None without one.
 
-        Of too many jobs one of the client that has most goes: one with a single turn and no pin
-        if there is any among the longest idle, else the longest idle. A job with a request in the
-        engine is never forgotten.
+        Of too many jobs the longest idle of the client that has most goes. A job with a request in
+        the engine is never forgotten.
         """
-        oldest = self._longest_idle(self.of(None), 1)
-        if oldest is not None and now_s - oldest.last_activity_s >= self._lease_s:
+        oldest = next(iter(self), None)
+        if oldest is None:
+            return None
+        if not oldest.live and now_s - oldest.last_activity_s >= self._lease_s:
             return oldest
         if len(self) <= self._max_jobs:
             return None
-        jobs = self.of_most()
-        short = self._short.of(next(iter(jobs.values())).client)
-        spared = self._longest_idle(short, MAX_SPARED, self._is_pinned)
-        return spared or self._longest_idle(jobs, MAX_SPARED)
-
-    @staticmethod
-    def _longest_idle(
-        jobs: OrderedDict[str, Job],
-        most: int,
-        is_spared: Callable[[str], bool] = lambda job_id: False,
-    ) -> Job | None:
-        """Return the first of up to `most` jobs without a request in the engine and not spared."""
-        for _ in range(min(most, len(jobs))):
-            job = next(iter(jobs.values()))
-            if not job.live and not is_spared(job.job_id):
-                return job
-            jobs.move_to_end(job.job_id)
-        return None
+        jobs = itertools.islice(self.of_most().values(), MAX_LIVE)
+        return next((job for job in jobs if not job.live), None)
 
 
 class RetainedEngine:

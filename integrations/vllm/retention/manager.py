@@ -503,7 +503,7 @@ class RetentionManager:
         self._close(job, reason)
 
     def _close(self, job: Job, reason: FreeReason) -> None:
-        self.decisions.job_closed(job, reason)
+        self.decisions.job_closed(job)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
         self.jobs.remove(job)
         self.conversations.forget(job.job_id)

@@ -7,7 +7,6 @@ questions.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -189,11 +188,8 @@ class DurationService:
         if self.answers:
             self._worker.wake()
 
-    def observe(
-        self, ran: Awaited, duration_s: float, client: str = "", *, is_lower_bound: bool = False
-    ) -> None:
-        """Learn how long a client's agent waited, or at least waited, once its questions are
-        answered."""
+    def observe(self, ran: Awaited, duration_s: float, client: str = "") -> None:
+        """Learn how long a client's agent waited, once its questions are answered."""
         predictor = self.predictor
         if predictor is None:
             return
@@ -201,7 +197,7 @@ class DurationService:
 
         def learn() -> None:
             part = ran._replace(text=_read_part(ran.text))
-            predictor.observe(part, duration_s, censored=is_lower_bound)
+            predictor.observe(part, duration_s)
             if self._path is not None and not self._has_news:
                 self._has_news = True
                 self._worker.wake()
@@ -226,7 +222,7 @@ class DurationService:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._is_foreign:
-                self._path.rename(_unused_name(self._path))
+                self._path.rename(f"{self._path}.kept")
                 self._is_foreign = False
             self.predictor.save(self._path)
             self._has_failed = False
@@ -236,12 +232,6 @@ class DurationService:
                 logger.error(
                     "agentkv: the predictor's state is not kept, %s: %s", self._path, error
                 )
-
-
-def _unused_name(path: Path) -> Path:
-    """A free name in the folder for the old file: `state.json.kept`, `state.json.kept-2`, ..."""
-    names = (f"{path.name}.kept" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
-    return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 
 
 def _read_part(command: str) -> str:

@@ -33,8 +33,6 @@ milliseconds; seconds pass only if it does work of its own in between."""
 NO_TOOL_TTL_S = 0.25
 """TTL of an inferred job's pin once its reply is found to call no tool. An agent that could not
 read a call says so within milliseconds: 4% of the turns of recorded mini-swe-agent runs."""
-MIN_BOUND_S = 1.0
-"""A tool cut short sooner than this says nothing about how long it takes."""
 
 
 class ToolObservations:
@@ -72,20 +70,6 @@ class ToolObservations:
             self._observe(job, tool, command, tags.last_tool_s, "piggyback", reached)
         elif not (job.live or job.has_paused):
             self._observe(job, job.tool, command, now_s - job.finished_s, "gap")
-
-    def from_release(self, job: Job, now_s: float) -> None:
-        """Take the time that tools still running have taken so far as a lower bound.
-
-        Only on a release. When a lease runs out, the client may have gone away right after it
-        reported that the tool had started.
-        """
-        for running in job.running:
-            ran_s = now_s - running.started_s
-            if self._predictor.predicts and running.command and ran_s > MIN_BOUND_S:
-                ran = Awaited(running.command, running.limit_s)
-                self._predictor.observe(ran, ran_s, job.client, is_lower_bound=True)
-                self._emit(ToolMeasured, job.job_id, "cut_short", ran_s)
-        job.running.clear()
 
     def _observe(
         self,
@@ -259,11 +243,10 @@ class PinDecisions:
             return command[:MAX_COMMAND_CHARS]
         return command_key(command) if key is None else key
 
-    def job_closed(self, job: Job, reason: str) -> None:
-        """Drop what is known of a job that is over: released, at its last step, or forgotten."""
+    def job_closed(self, job: Job) -> None:
+        """Drop what is known of a job that is over."""
         self._stop_awaiting(job)
-        if reason == "released":
-            self._observations.from_release(job, self._clock())
+        job.running.clear()
 
     def _ask(
         self,

@@ -14,7 +14,7 @@ from tests.stepped_engine import prompt_of
 
 NEW = prompt_of(16 * 40, salt=51)
 ATTACKER, VICTIM, STRANGER = "a" * 16, "b" * 16, "c" * 16
-AGENT, OTHER_AGENT = prompt_of(80, salt=500), prompt_of(80, salt=501)
+AGENT = prompt_of(80, salt=500)
 REPLY = "Paris."
 
 
@@ -65,19 +65,13 @@ def test_no_client_takes_the_inferred_jobs_of_another(
     assert sorted(job.num_turns for job in jobs) == ([1, 2] if num_taught == 4 else [2])
 
 
-@pytest.mark.parametrize("teachers", [[ATTACKER], [ATTACKER, VICTIM]], ids=["one", "two"])
-@pytest.mark.parametrize("start", [None, AGENT, OTHER_AGENT], ids=["no", "same", "other"])
-def test_no_client_alone_decides_about_a_new_one(
-    teachers: list[str], start: list[int] | None
-) -> None:
-    """60 conversations of an agent make jobs of a stranger's plain requests only where two clients
-    have such, of the same start, and of two at most: then its own say otherwise."""
+def test_no_client_decides_about_a_new_one() -> None:
+    """120 conversations of an agent of two clients make no jobs of a stranger's plain requests."""
     engine = Engine(num_blocks=2049)
-    for client in teachers:
-        converse(engine, client, range(60), num_turns=2, start=start and AGENT)
-    converse(engine, STRANGER, range(100, 110), start=start)
-    num_jobs = 2 if start == AGENT and len(teachers) > 1 else 0
-    assert len(engine.retention.jobs.of(STRANGER)) == num_jobs
+    for client in (ATTACKER, VICTIM):
+        converse(engine, client, range(60), num_turns=2)
+    converse(engine, STRANGER, range(100, 110))
+    assert len(engine.retention.jobs.of(STRANGER)) == 0
 
 
 def test_a_tool_that_never_started_prolongs_no_pin() -> None:
@@ -255,23 +249,3 @@ def test_sub_agents_one_after_the_other_all_have_their_parents_place() -> None:
         engine.turn(prompt_of(64, salt=20 + salt), job_id=f"sub-{salt}", parent_job_id="parent")
         assert jobs.get(f"sub-{salt}").order == jobs.get("parent").order
         engine.wait(60.0)
-
-
-@pytest.mark.parametrize("is_pinned", [True, False])
-def test_a_flood_of_jobs_of_one_turn_pushes_out_no_other(is_pinned: bool) -> None:
-    """Beyond `max_jobs` those with one turn and no pin are forgotten first."""
-    engine = Engine(
-        policy="agentkv", num_blocks=257, max_jobs=20, prefill_reload_s=[0.0, 1e-3, 0.0]
-    )
-    history = engine.turn(prompt_of(64, salt=1), job_id="old")
-    if not is_pinned:
-        engine.turn([*history, *prompt_of(40, salt=2)], job_id="old")
-        engine.wait(20.0)
-    else:
-        engine.retention.pins.get("old").expires_s = 1e9
-        engine.retention.pins.reschedule(engine.retention.pins.get("old"))
-    for salt in range(60):
-        engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, job_id=f"flood-{salt}")
-        engine.wait(10.0)
-    assert engine.retention.jobs.get("old") is not None
-    assert len(engine.retention.jobs) <= 21

@@ -308,7 +308,7 @@ def test_replies_are_read_under_every_policy(policy: str) -> None:
     """An inferred job's tool is known from its reply, and its duration from the next turn's gap."""
     engine = Engine(policy=policy, prefill_reload_s=[0.0, 1.0, 0.0])
     play(engine, TWO_TURNS)
-    (job,) = engine_side.call(engine.scheduler, "jobs", [])
+    (job,) = engine_side.call(engine.scheduler, "jobs", [None, ["inferred-a1"]])
     assert (job["last_tool"], job["command"], job["turns"]) == ("cat", "cat", 2)
     observed = engine.totals["tool_observations_total"]
     assert observed == {"gap": 1}
