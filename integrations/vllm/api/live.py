@@ -60,7 +60,7 @@ class LiveHub:
         while True:
             started_s = clock()
             try:
-                engines = await self._engine.read(client, "live", viewer, seen_s)
+                engines = await self._engine.read(client, "live", viewer, {**seen_s})
                 await self._add_jobs(client, viewer, engines)
             except AgentKVServerError as error:
                 yield event("gone", {"problem": str(error)})

@@ -83,11 +83,9 @@ def job_now(scheduler: RetainingScheduler, job: Job, viewer: str | None) -> dict
 
 def live_turns(scheduler: RetainingScheduler, job: Job) -> tuple[list[Turn], list[Turn]]:
     """Return the job's turns that have blocks, and those that wait for some."""
-    has_blocks = scheduler.admission.has_blocks
-    turns: tuple[list[Turn], list[Turn]] = ([], [])
-    for request_id, turn in job.live.items():
-        turns[not has_blocks(request_id)].append(turn)
-    return turns
+    has_blocks, live = scheduler.admission.has_blocks, job.live.items()
+    running = [turn for request_id, turn in live if has_blocks(request_id)]
+    return running, [turn for request_id, turn in live if not has_blocks(request_id)]
 
 
 def kv_state(scheduler: RetainingScheduler, job: Job) -> str:
