@@ -133,6 +133,7 @@ class _Question:
         return _answer(merge_stats(await self._read("stats")))
 
     async def _live(self) -> Response:
+        self._require("GET")
         return self._hub.stream(self._client, sees_all=self._sees_all)
 
     async def _jobs(self) -> Response:

@@ -220,7 +220,7 @@ class JobView:
         turn = (same or self._waiting)[0]
         turn.started_s = at_s
         turn.hit_tokens = int(entry["hit_length"])
-        turn.is_later = bool(entry.get("is_later"))
+        turn.is_later = bool(entry.get("is_later", self._context_tokens > 0))  # logs of 0.1
         turn.is_side_request = bool(entry.get("is_side_request"))
         if not turn.is_side_request:
             self.tokens.add_prompt(prompt_tokens, turn.hit_tokens, is_later=turn.is_later)

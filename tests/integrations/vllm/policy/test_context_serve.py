@@ -16,8 +16,6 @@ from tests.integrations.vllm.step_table import Row, check
 from tests.stepped_engine import prompt_of
 
 FAST, SLOW, UNKNOWN = "ls -la", "pip install torch", "frobnicate --all"
-LAST = {"is_last_step": 1}
-THOUGHT = "<think>I could run\n```bash\npip install torch\n```\nbut I will not.</think>Done."
 NO_PINS = {"fixed_ttl_s": 0.0}
 """Continuum alone would not pin at all."""
 
@@ -29,10 +27,6 @@ TABLES: dict[str, tuple[dict[str, Any], list[Row]]] = {
     "FAST ends with the predicted TTL": (
         {},
         [(0, ("says", "a", FAST), {"a": 6}, 57), (30, ("wait",), {}, 63)],
-    ),
-    "FAST is held no longer than max_ttl_s": (
-        {"max_ttl_s": 0.5},
-        [(0, ("says", "a", FAST), {"a": 6}, 57), (0.51, ("wait",), {}, 63)],
     ),
     "SLOW frees at t = 0": ({}, [(0, ("says", "a", SLOW), {}, 63)]),
     "UNCERTAIN takes Continuum's TTL": (
@@ -55,11 +49,6 @@ TABLES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             (0.02, ("wait",), {}, 63),
         ],
     ),
-    "a call in a thought is no call": (
-        {},
-        [(0, ("turn", "a", 100, {"reply": THOUGHT}), {"a": 6}, 57), (2.01, ("wait",), {}, 63)],
-    ),
-    "the last step frees whatever it runs": ({}, [(0, ("says", "a", FAST, LAST), {}, 63)]),
     "of several commands the slow one counts": (
         {},
         [(0, ("says", "a", f"{FAST}\n```\nand\n```bash\n{SLOW}"), {}, 63)],

@@ -357,19 +357,6 @@ def test_a_flood_of_signals_does_not_delay_answers(worker: HeldWorker) -> None:
     assert num_observed == [0, 0]
 
 
-def test_what_many_jobs_report_at_once_is_learned(worker: HeldWorker) -> None:
-    """The replies of 128 jobs of one client wait to be read, and none of their runs is lost."""
-    service = DurationService(Settings(), worker, time.monotonic)
-    assert service.predictor is not None
-    for number in range(128):
-        service.ask(
-            f"r{number}", "reply", lambda: ToolCommand.of([("make", Awaited("make"))]), "alice"
-        )
-        service.observe(Awaited("make"), 1.0, "alice")
-    worker.go_on(256)
-    assert service.predictor.num_observed == 128
-
-
 def test_each_engine_has_a_file_of_its_own() -> None:
     """Data-parallel engines would overwrite each other's."""
     settings = Settings(policy="context_serve", predictor_state="out/predictor.json")

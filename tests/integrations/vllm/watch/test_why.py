@@ -156,17 +156,6 @@ def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not record._expected
 
 
-def test_an_id_of_several_clients_names_their_jobs() -> None:
-    """Jobs are found by the id that clients gave, the last active first, as long as remembered."""
-    engine = Engine(num_blocks=POOL, record_events=20, **PINNED)
-    for client, job in (("1", "a"), ("2", "a"), ("1", "b"), ("1", "a"), ("3", "a")):
-        engine.turn(prompt_of(40), job_id=job, agentkv_client=client * 16)
-    named = engine.scheduler.watchers.log.named
-    assert [key.client[0] for key in named("a")] == ["3", "1"]
-    assert [key.client[0] for key in named("b")] == ["1"]
-    assert named("c") == []
-
-
 def test_without_hashes_a_divergence_is_found_by_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
