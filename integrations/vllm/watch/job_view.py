@@ -326,9 +326,9 @@ def sentence(entry: Entry) -> str:
 
 
 def _decision(entry: Entry) -> str:
-    """Return how long the KV is pinned, and for what; a job without a pin has None for blocks."""
+    """Return how long the KV is pinned, and for what; `blocks` may not be known."""
     command, p50_s, p90_s = (entry.get(name) for name in ("command", "p50_s", "p90_s"))
-    blocks = entry["blocks"]
+    blocks = entry.get("blocks")
     what = "the KV" if blocks is None else _blocks(blocks)
     runs = f"`{command}` runs" if command else "the reply calls no tool"
     usual = "" if p50_s is None or p90_s is None else f", usually {_range_s(p50_s, p90_s)}"
