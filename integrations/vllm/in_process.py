@@ -59,7 +59,9 @@ class EngineListener:
         engine = self._engine()
         if engine is None or self._loop.is_closed():
             return
-        args = [self._job_id] if action == "release" else [self._job_id, dict(body)]
+        args: list[object] = [self._job_id]
+        if action != "release":
+            args.append(dict(body))
         call = self._call(engine, action, args)
         try:
             asyncio.run_coroutine_threadsafe(call, self._loop)

@@ -201,7 +201,8 @@ def events(
     """Return the next EVENTS_AT_ONCE of the event log, each with its job's name; `places` are the
     `next` of the page before, by engine."""
     engine = str(seam.engine_number(scheduler.vllm_config))
-    found, place = [], places.get(engine, 0)
+    found: list[tuple[JobKey, dict[str, Any]]] = []
+    place = places.get(engine, 0)
     if place is not None:
         log = scheduler.watchers.log
         found, place = log.page(place, EVENTS_AT_ONCE, viewer, own_id)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import importlib.resources
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -53,7 +53,7 @@ class LiveHub:
             )
         return LiveStream(self, client, None if sees_all else client)
 
-    async def messages(self, client: str, viewer: str | None) -> AsyncIterator[bytes]:
+    async def messages(self, client: str, viewer: str | None) -> AsyncGenerator[bytes, None]:
         """Yield a snapshot a second, and why there is none when the engine is gone."""
         seen_s: dict[str, float] = {}
         clock = asyncio.get_running_loop().time

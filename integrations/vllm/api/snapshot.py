@@ -43,7 +43,9 @@ def job_now(scheduler: RetainingScheduler, job: Job, viewer: str | None) -> dict
     named = partial(name_of, scheduler, viewer)
     now_s, pin = scheduler.clock(), scheduler.retention.pins.get(job.job_id)
     decision = job.decision or _UNDECIDED
-    ttl = TTL(pin.ttl_s, pin.reason) if pin is not None else job.decision and decision.ttl
+    ttl = None if job.decision is None else decision.ttl
+    if pin is not None:
+        ttl = TTL(pin.ttl_s, pin.reason)
     state, since_s, why = _state(scheduler, job, running, waiting)
     prompts = (turn.num_prompt_tokens for turn in job.live.values())
     return {
