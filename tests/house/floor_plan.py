@@ -20,29 +20,29 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 2_047,
-    ("agentkv/client",): 1_749,
-    ("agentkv/tool_calls",): 2_073,
-    ("agentkv/durations", "agentkv/commands"): 2_063,
+    ("agentkv",): 1_983,
+    ("agentkv/client",): 1_634,
+    ("agentkv/tool_calls",): 1_689,
+    ("agentkv/durations", "agentkv/commands"): 1_894,
     ("agentkv/policies",): 2_058,
     ("agentkv/server",): 446,
     ("agents",): 88,
-    ("integrations",): 1_155,
-    ("integrations/vllm",): 1_055,
+    ("integrations",): 1_144,
+    ("integrations/vllm",): 930,
     ("integrations/vllm/front_end",): 818,
-    ("integrations/vllm/retention",): 3_677,
-    ("integrations/vllm/watch",): 2_512,
-    ("integrations/vllm/api",): 1_824,
+    ("integrations/vllm/retention",): 3_600,
+    ("integrations/vllm/watch",): 2_454,
+    ("integrations/vllm/api",): 1_541,
     ("integrations/vllm/engine",): 1_658,
-    ("integrations/vllm/doctor",): 537,
-    ("evals",): 6_624,
-    ("evals/simulator",): 2_934,
-    ("evals/traces",): 1_008,
-    ("studies",): 3_304,
-    ("tests",): 35_985,
+    ("integrations/vllm/doctor",): 461,
+    ("evals",): 6_033,
+    ("evals/simulator",): 2_879,
+    ("evals/traces",): 868,
+    ("studies",): 3_123,
+    ("tests",): 33_865,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 28_128
+MAX_DOCS_WORDS = 26_853
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",

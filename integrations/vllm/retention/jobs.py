@@ -165,15 +165,14 @@ class JobTable(FairStore[Job]):
         Of too many jobs the longest idle of the client that has most goes. A job with a request in
         the engine is never forgotten.
         """
-        oldest = next(iter(self), None)
-        if oldest is None:
-            return None
-        if not oldest.live and now_s - oldest.last_activity_s >= self._lease_s:
+        oldest = _longest_idle(self)
+        if oldest is None or now_s - oldest.last_activity_s >= self._lease_s:
             return oldest
-        if len(self) <= self._max_jobs:
-            return None
-        jobs = itertools.islice(self.of_most().values(), MAX_LIVE)
-        return next((job for job in jobs if not job.live), None)
+        return _longest_idle(self.of_most().values()) if len(self) > self._max_jobs else None
+
+
+def _longest_idle(jobs: Iterable[Job]) -> Job | None:
+    return next((job for job in itertools.islice(jobs, MAX_LIVE) if not job.live), None)
 
 
 class RetainedEngine:
