@@ -42,7 +42,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("tests",): 33_865,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 26_853
+MAX_DOCS_WORDS = 26_956
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",
