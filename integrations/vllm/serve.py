@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,6 +154,29 @@ def _additional_config(text: str | None) -> Mapping[str, Any]:
     return given
 
 
+def check_port(flags: Sequence[str]) -> None:
+    """Raise AgentKVError if the server's port is taken or is not a port number."""
+    if value_of(flags, "--uds") is not None:
+        return
+    port = value_of(flags, "--port")
+    if port is None and value_of(flags, "--config") is not None:
+        return
+    host = value_of(flags, "--host") or ""
+    text = port or "8000"
+    if not text.isdigit() or int(text) > 65535:
+        raise AgentKVError(f"--port {text}: a port is a whole number from 0 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(text)))
+        except OSError as error:
+            raise AgentKVError(
+                f"port {text} cannot be listened on ({error.strerror}): stop what uses it, or "
+                "give another with --port"
+            ) from error
+
+
 def main(argv: list[str]) -> int:
     """Check the arguments, then replace this process by the vLLM server (exec).
 
@@ -164,6 +188,7 @@ def main(argv: list[str]) -> int:
     is_cpu = installed_vllm() == CPU_DISTRIBUTION
     flags = with_tier(argv, is_cpu=is_cpu)
     check_policy(flags)
+    check_port(flags)
     flags = complete_flags(flags, is_cpu=is_cpu)
     defaults = CPU_ENVIRONMENT if is_cpu else {}
     command = [sys.executable, "-m", "agentkv.integrations.vllm.serve", "serve", *flags]

@@ -28,7 +28,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv/server",): 446,
     ("agents",): 88,
     ("integrations",): 1_144,
-    ("integrations/vllm",): 930,
+    ("integrations/vllm",): 955,
     ("integrations/vllm/front_end",): 818,
     ("integrations/vllm/retention",): 3_600,
     ("integrations/vllm/watch",): 2_454,
@@ -39,7 +39,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 2_879,
     ("evals/traces",): 868,
     ("studies",): 3_123,
-    ("tests",): 33_865,
+    ("tests",): 33_894,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 26_956

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ from agentkv import __version__
 from agentkv.errors import AgentKVError
 from agentkv.integrations.vllm.introduction import introduction, page_address
 from agentkv.integrations.vllm.serve import (
+    check_port,
     complete_flags,
+    main,
     value_of,
     with_tier,
 )
@@ -59,9 +62,16 @@ def test_a_negated_default_stays_negated(model: str) -> None:
 
 
 def test_a_config_file_is_left_to_speak() -> None:
-    """vLLM lets flags win over its file, so ours would: none is added."""
+    """vLLM lets flags win over its file, so ours would: none is added, no port is assumed."""
     flags = ["--config", "server.yaml"]
     assert complete_flags(flags, is_cpu=True) == flags
+    check_port(flags)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_a_free_port_of_an_ipv6_host_passes() -> None:
+    """`--host ::` is a host like any other."""
+    check_port(["--host", "::1", "--port", "0"])
 
 
 def test_the_last_of_a_repeated_flag_counts() -> None:
@@ -111,6 +121,23 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """Named before vLLM starts."""
     with pytest.raises(AgentKVError, match=r"no model in .*no config\.json"):
         complete_flags([str(tmp_path)], is_cpu=True)
+
+
+@pytest.mark.parametrize("port", ["eighty", "70000", "-1"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    """What was seen, and what a port is."""
+    with pytest.raises(AgentKVError, match=f"--port {port}: a port is a whole number"):
+        check_port(["--port", port])
+
+
+def test_a_port_in_use_is_refused() -> None:
+    """It says what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(AgentKVError, match="give another with --port"):
+            main(["--host", "127.0.0.1", "--port", port])
 
 
 def test_a_tier_becomes_vllms_offloading(model: str) -> None:

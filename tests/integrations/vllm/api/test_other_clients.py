@@ -74,4 +74,4 @@ def test_equal_ids_are_told_apart_by_who_sees_all(engine: Engine, tmp_path: Path
     assert names_in_answers(engine, ALICE) == [{"same"}] * 4
     assert names_in_answers(engine, BOB) == [{"same", "alone"}] * 4
     engine.scheduler.watchers.log.close()
-    assert {job.job_id for job in read_record(str(tmp_path)).events} == {*SHARED, "alone"}
+    assert {job.job_id for job in read_record(str(tmp_path)).jobs} == {*SHARED, "alone"}
