@@ -185,6 +185,7 @@ def test_no_server_outlives_the_agent(number: signal.Signals) -> None:
     ) as process:
         while not any("agentkv.cli" in command for command in marked(mark)):
             time.sleep(0.05)
+        time.sleep(0.5)  # a signal while Popen itself runs leaves the new process to nobody
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (1, "interrupted\n")

@@ -39,7 +39,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 2_879,
     ("evals/traces",): 868,
     ("studies",): 3_123,
-    ("tests",): 33_894,
+    ("tests",): 33_895,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
 MAX_DOCS_WORDS = 26_956
