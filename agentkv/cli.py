@@ -23,24 +23,12 @@ COMMANDS = {
         "start a coding agent on a server, or a Python program whose agents' runs are jobs",
     ),
     "doctor": ("integrations.vllm.doctor", "", "check the installation and a server"),
-    "verify-pin": (
-        "evals.commands.verify_pin",
-        "bench",
-        "check from outside that pins last and end",
-    ),
-    "bench": ("evals.commands.bench", "bench", "play agent jobs on servers, and measure them"),
-    "simulate": (
-        "evals.simulator.simulate",
-        "bench,vllm",
-        "compare policies without a server or a GPU",
-    ),
-    "replay": (
-        "evals.commands.replay",
-        "bench,vllm",
-        "play a server's own log under stock vLLM, too",
-    ),
+    "verify-pin": ("evals.commands.verify_pin", "bench", "check that pins last and end"),
     "record": ("evals.commands.record", "", "show a server's jobs, or what agents' logs have"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
+    "bench": ("evals.commands.bench", "bench", "play agent jobs on servers, and measure them"),
+    "simulate": ("evals.simulator.simulate", "bench,vllm", "compare policies without a server"),
+    "replay": ("evals.commands.replay", "bench,vllm", "play a server's own log under stock"),
     "plot": ("evals.commands.plot", "bench", "draw the rows of bench and simulate"),
     "swebench": (
         "evals.swebench.command",
@@ -53,9 +41,16 @@ PAINTERS = frozenset({"serve", "run", "swebench"})
 """Commands that run programs of others, or draw: what they print reaches the terminal as it is."""
 
 
+GROUPS = {"serve": "serve", "record": "watch", "bench": "measure"}
+"""The first command of each group in `agentkv --help`, with the group's name."""
+
+
 def usage() -> str:
-    lines = [f"  {name:12} {about}" for name, (_, _, about) in COMMANDS.items()]
-    return "\n".join(["usage: agentkv COMMAND [options]", "", *lines, "", "COMMAND --help: more"])
+    lines = ["usage: agentkv COMMAND [options]"]
+    for name, (_, _, about) in COMMANDS.items():
+        lines += ["", f"{GROUPS[name]}:"] if name in GROUPS else []
+        lines.append(f"  {name:12} {about}")
+    return "\n".join([*lines, "", "COMMAND --help: more"])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ LONG_FUNCTION_LINES = 40
 MAX_LONG_FUNCTIONS = 20
 
 ROOM_LINES: dict[tuple[str, ...], int] = {
-    ("agentkv",): 1_983,
+    ("agentkv",): 1_978,
     ("agentkv/client",): 1_634,
     ("agentkv/tool_calls",): 1_689,
     ("agentkv/durations", "agentkv/commands"): 1_894,
@@ -30,7 +30,7 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("integrations",): 1_144,
     ("integrations/vllm",): 955,
     ("integrations/vllm/front_end",): 818,
-    ("integrations/vllm/retention",): 3_600,
+    ("integrations/vllm/retention",): 3_597,
     ("integrations/vllm/watch",): 2_454,
     ("integrations/vllm/api",): 1_541,
     ("integrations/vllm/engine",): 1_658,
@@ -39,10 +39,10 @@ ROOM_LINES: dict[tuple[str, ...], int] = {
     ("evals/simulator",): 2_879,
     ("evals/traces",): 868,
     ("studies",): 3_123,
-    ("tests",): 33_895,
+    ("tests",): 33_916,
 }
 """Folders of a room -> lines of Python at most; folders with a line of their own count there."""
-MAX_DOCS_WORDS = 26_956
+MAX_DOCS_WORDS = 26_955
 
 TWICE_ON_PURPOSE: dict[str, str] = {
     "Job": "what a client's session enters, and what a policy is asked about: two APIs",

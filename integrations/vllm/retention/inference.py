@@ -125,7 +125,7 @@ class JobInference:
             expects_job = self._kind_of(block_hashes, client).opens_jobs
             return inferred_id(request_id, client) if expects_job else None
         if self._jobs.get(job.job_id) is None:
-            self._jobs.add(job)
+            self._jobs.put(job.job_id, job)
         if job.num_turns == 1:  # its second turn proves it
             self._emit(Inferred, job.job_id)
         return job.job_id
@@ -305,7 +305,8 @@ class Silences:
     def _count(self, job: Job, seconds: float) -> None:
         began_s = job.finished_s or 0.0
         has_sub_agent = any(other.last_activity_s > began_s for other in job.borrowers.values())
-        if job.is_released or has_sub_agent or runs_tool(job):
+        runs_tool = job.decision is not None and job.decision.command is not None
+        if job.is_released or has_sub_agent or runs_tool:
             return
         known = self._by_client.get(job.client)
         if known is None:
@@ -357,11 +358,6 @@ class ParentInference:
     def _is_still_silent(self, job: Job, num_turns: int) -> bool:
         is_kept = self._jobs.get(job.job_id) is job and not (job.live or job.is_released)
         return is_kept and job.num_turns == num_turns
-
-
-def runs_tool(job: Job) -> bool:
-    """Return whether a call was read in its last reply."""
-    return job.decision is not None and job.decision.command is not None
 
 
 def _is_silent(job: Job, now_s: float) -> bool:

@@ -19,8 +19,8 @@ from . import Host
 
 MAX_SUB_AGENTS = 4
 """Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
-MAX_LIVE = 64
-"""Jobs with a request in the engine that are passed over for one to forget."""
+MAX_LOOKED_AT = 64
+"""Jobs looked at for one to forget."""
 
 
 Value = TypeVar("Value")
@@ -104,9 +104,6 @@ class JobTable(FairStore[Job]):
         job = self.get(job_id)
         return job if job is not None and job.is_repeated_by(prompt) else None
 
-    def add(self, job: Job) -> None:
-        self.put(job.job_id, job)
-
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""
         job.last_activity_s = now_s
@@ -143,9 +140,6 @@ class JobTable(FairStore[Job]):
         lender.borrowers[job.job_id] = job
         return True
 
-    def remove(self, job: Job) -> None:
-        self.pop(job.job_id)
-
     @property
     def next_lease_s(self) -> float:
         """When the lease of the longest idle job is over; infinity without one, or while it has a
@@ -162,17 +156,22 @@ class JobTable(FairStore[Job]):
     def next_to_forget(self, now_s: float) -> Job | None:
         """Return the job to forget now: idle beyond its lease, or one too many; None without one.
 
-        Of too many jobs the longest idle of the client that has most goes. A job with a request in
-        the engine is never forgotten.
+        Of too many jobs one of the client that has most goes: of its longest idle the first with a
+        single turn and no pin, else the first. A job with a request in the engine is never
+        forgotten.
         """
-        oldest = _longest_idle(self)
+        oldest = next(_idle_among(self), None)
         if oldest is None or now_s - oldest.last_activity_s >= self._lease_s:
             return oldest
-        return _longest_idle(self.of_most().values()) if len(self) > self._max_jobs else None
+        if len(self) <= self._max_jobs:
+            return None
+        idle = [*_idle_among(self.of_most().values())]
+        short = (job for job in idle if job.num_turns <= 1 and not self._is_pinned(job.job_id))
+        return next(short, idle[0] if idle else None)
 
 
-def _longest_idle(jobs: Iterable[Job]) -> Job | None:
-    return next((job for job in itertools.islice(jobs, MAX_LIVE) if not job.live), None)
+def _idle_among(jobs: Iterable[Job]) -> Iterator[Job]:
+    return (job for job in itertools.islice(jobs, MAX_LOOKED_AT) if not job.live)
 
 
 class RetainedEngine:

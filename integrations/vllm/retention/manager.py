@@ -147,7 +147,7 @@ class RetentionManager:
             job.is_inferred = tags.job_id is None
             job.first_prompt_tokens, job.started_s = num_prompt_tokens, now_s
             job.kind = prompt.start(self._host.pool.block_tokens)
-            self.jobs.add(job)
+            self.jobs.put(job.job_id, job)
         elif job.is_inferred and tags.job_id is not None:
             self.inference.turns.remove(job.job_id)
             job.is_inferred = False
@@ -505,7 +505,7 @@ class RetentionManager:
     def _close(self, job: Job, reason: FreeReason) -> None:
         self.decisions.job_closed(job)
         self.policy.learned.memoryfulness.observe(max(job.num_turns, 1))
-        self.jobs.remove(job)
+        self.jobs.pop(job.job_id)
         self.conversations.forget(job.job_id)
         self.inference.turns.remove(job.job_id)
         self.policy.job_ended(job)

@@ -7,6 +7,7 @@ questions.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -222,7 +223,8 @@ class DurationService:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._is_foreign:
-                self._path.rename(f"{self._path}.kept")
+                names = (f"{self._path}.kept{n or ''}" for n in itertools.count())
+                self._path.rename(next(name for name in names if not Path(name).exists()))
                 self._is_foreign = False
             self.predictor.save(self._path)
             self._has_failed = False

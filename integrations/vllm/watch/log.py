@@ -36,8 +36,7 @@ Entry = dict[str, Any]
 class EventLog:
     """Keeps the last `max_events` of all jobs, each with its seconds since the engine started.
 
-    An event takes about 400 bytes (3 KiB with the longest texts). The clock is monotonic; `writer`
-    receives every event.
+    An event takes about 400 bytes (3 KiB with the longest texts). `writer` receives every event.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class EventLog:
         self._entries: dict[int, tuple[JobKey, Entry]] = {}
         """By their number, counted from 0; the oldest are dropped."""
         self._next_number = 0
-        self._jobs: dict[JobKey, deque[Entry]] = {}
+        self._jobs: dict[JobKey, deque[int]] = {}
         self._keys: defaultdict[str, dict[JobKey, None]] = defaultdict(dict)
         """Of all clients' jobs, by their own id."""
 
@@ -70,11 +69,11 @@ class EventLog:
             client = {"client": key.client} if key.client else {}
             self._writer.add({"job_id": key.own_id, **client, **shown(entry, None)})
         if self._max_events:
-            events = self._jobs.get(key)
-            if events is None:
-                events = self._jobs[key] = deque()
+            numbers = self._jobs.get(key)
+            if numbers is None:
+                numbers = self._jobs[key] = deque()
                 self._keys[key.own_id][key] = None
-            events.append(entry)
+            numbers.append(self._next_number)
             self._entries[self._next_number] = key, entry
             self._next_number += 1
             if len(self._entries) > self._max_events:
@@ -106,12 +105,13 @@ class EventLog:
     def named(self, own_id: str) -> list[JobKey]:
         """Return the jobs of all clients with this id, the last active first. O(clients)."""
         keys = self._keys.get(own_id, ())
-        return sorted(keys, key=lambda key: float(self._jobs[key][-1]["at_s"]), reverse=True)
+        return sorted(keys, key=lambda key: self._jobs[key][-1], reverse=True)
 
     def last_of(self, key: str, most: int) -> Sequence[Entry]:
         """Return the last `most` events of a job, oldest first. O(most)."""
-        events = self._jobs.get(JobKey.read(key), ())
-        return [*itertools.islice(reversed(events), most)][::-1]
+        numbers = self._jobs.get(JobKey.read(key), ())
+        last = [*itertools.islice(reversed(numbers), most)]
+        return [self._entries[number][1] for number in reversed(last)]
 
     def page(
         self, number: int, most: int, viewer: str | None, own_id: str | None = None
@@ -119,19 +119,23 @@ class EventLog:
         """Return up to `most` events from that number on, and the number that the next page begins
         with; None for the last page.
 
-        Those of one client, as that may see them, or of all; `own_id` asks for one job. A page may
-        be empty, since it looks at SCANNED events at most.
+        Of one client, or of all; of one job with `own_id`, else among the next SCANNED.
         """
-        first = max(number, self._next_number - len(self._entries))
-        end = min(first + SCANNED, self._next_number)
-        wanted = [
-            each for each in range(first, end) if _is_wanted(self._entries[each][0], viewer, own_id)
-        ]
+        end = self._next_number
+        if own_id is None:
+            first = max(number, end - len(self._entries))
+            end = min(first + SCANNED, end)
+            keyed = ((each, self._entries[each][0]) for each in range(first, end))
+        else:
+            keyed = ((each, key) for key in self.named(own_id) for each in self._jobs[key])
+        wanted = sorted(
+            each for each, key in keyed if each >= number and viewer in (None, key.client)
+        )
         if len(wanted) > most:
             end = wanted[most]
         entries = map(self._entries.__getitem__, wanted[:most])
         found = [(key, shown(entry, viewer)) for key, entry in entries]
-        return found, end if end < self._next_number else None
+        return found, None if end == self._next_number else end
 
     def newest(
         self, most: int, viewer: str | None, since_s: float
@@ -156,10 +160,6 @@ class EventLog:
         """Write the rest of the file, if there is one."""
         if self._writer is not None:
             self._writer.close()
-
-
-def _is_wanted(key: JobKey, viewer: str | None, own_id: str | None) -> bool:
-    return (viewer is None or key.client == viewer) and (own_id is None or key.own_id == own_id)
 
 
 def shown(entry: Entry, viewer: str | None) -> Entry:

@@ -159,6 +159,7 @@ def test_jobs_with_a_request_come_first() -> None:
     engine = Engine(policy="agentkv", max_num_seqs=1)
     engine.add(prompt_of(20), job_id="waits", max_tokens=200)
     for index in range(MAX_JOBS):
-        engine.retention.jobs.add(Job(f"idle-{index}", index))
+        job = Job(f"idle-{index}", index)
+        engine.retention.jobs.put(job.job_id, job)
     jobs = live(engine)["jobs"]
     assert (jobs[0]["job_id"], len(jobs)) == ("waits", MAX_JOBS)

@@ -66,7 +66,8 @@ def full() -> Engine:
     engine = Engine(policy="agentkv", num_blocks=64)
     client = client_of("many")
     for number in range(NUM_JOBS):
-        engine.retention.jobs.add(Job(JobKey(client, f"{number}"), number))
+        key = JobKey(client, f"{number}")
+        engine.retention.jobs.put(key, Job(key, number))
     for number in range(NUM_RECORDS):
         engine.scheduler.watchers.misses._record_of(JobKey(client, f"{number}"))
     for number in range(NUM_EVENTS):

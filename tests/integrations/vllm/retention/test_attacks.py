@@ -249,3 +249,23 @@ def test_sub_agents_one_after_the_other_all_have_their_parents_place() -> None:
         engine.turn(prompt_of(64, salt=20 + salt), job_id=f"sub-{salt}", parent_job_id="parent")
         assert jobs.get(f"sub-{salt}").order == jobs.get("parent").order
         engine.wait(60.0)
+
+
+@pytest.mark.parametrize("num_turns", [1, 2], ids=["pinned", "of two turns"])
+def test_a_flood_of_jobs_of_one_turn_pushes_out_no_other(num_turns: int) -> None:
+    """Beyond `max_jobs` those with one turn and no pin are forgotten first."""
+    engine = Engine(
+        policy="agentkv", num_blocks=257, max_jobs=20, prefill_reload_s=[0.0, 0.01, 0.0]
+    )
+    history: list[int] = []
+    for salt in range(num_turns):
+        history = engine.turn([*history, *prompt_of(64, salt=salt)], job_id="old")
+    if num_turns == 1:
+        pin = engine.retention.pins.get("old")
+        pin.expires_s = 1e9
+        engine.retention.pins.reschedule(pin)
+    for salt in range(60):
+        engine.turn(prompt_of(20, salt=100 + salt), max_tokens=1, job_id=f"flood-{salt}")
+        engine.wait(10.0)
+    assert engine.retention.jobs.get("old") is not None
+    assert len(engine.retention.jobs) <= 21
