@@ -89,4 +89,4 @@ def test_jobs_of_one_turn_leave_nothing_behind() -> None:
         parts = engine.retention, engine.scheduler.watchers
         found.append(sum(map(sizes_below, parts), Counter()))
     grown = {name for name, size in (found[2] - found[0]).items() if size > 20}
-    assert {name.split(".")[1] for name in grown if found[2][name] > 1024} == {"log", "misses"}
+    assert {name.split(".")[1] for name in grown if found[2][name] > 1024} == {"misses"}
