@@ -278,7 +278,7 @@ class Silences:
         first = SilenceWindow(1)
         first.observe(FIRST_SILENCE_S)
         explanation = "Too few silences of the client's jobs are known."
-        self._first = prediction("uncertain", first, 0.0, "default", explanation)
+        self._first = prediction("uncertain", first, 0.0, "gaps", explanation)
 
     def began(self, job: Job, now_s: float) -> Prediction:
         """A turn of the job has ended; returns when it goes on."""
