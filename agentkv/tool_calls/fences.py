@@ -98,10 +98,10 @@ class _Block:
         inner_opener = inner_closer = None
         while line := reply.next(_FENCE_LINE, position):
             position = line.end()
+            if not self._is_ours(line):
+                continue
             if self._is_bash and (end := reply.heredoc_end_around(start, line.start())):
                 position = end
-            elif not self._is_ours(line):
-                continue
             elif _NAMES_LANGUAGE.match(line["info"]):
                 if ended := thought_that_ends(reply, start, line.start()):
                     return ended

@@ -134,14 +134,15 @@ class _Scan:
 _CALLS = [(reader, pattern) for reader, patterns in _DIALECTS for pattern in patterns]
 # An empty group at the end of each pattern says by its name which one matched. Each starts with a
 # literal character, so that `re` skips all others at C speed.
-_OPENER = re.compile(
-    "|".join(
-        f"{pattern}(?P<{kind}_{number}>)"
-        for kind, patterns in (
-            ("call", [pattern for _, pattern in _CALLS]),
-            ("thought", thoughts.OPENERS),
-            ("end", thoughts.CLOSERS),
-        )
-        for number, pattern in enumerate(patterns)
+_OPENERS = [
+    f"{pattern}(?P<{kind}_{number}>)"
+    for kind, patterns in (
+        ("call", [pattern for _, pattern in _CALLS]),
+        ("thought", thoughts.OPENERS),
+        ("end", thoughts.CLOSERS),
     )
-)
+    for number, pattern in enumerate(patterns)
+]
+_TAGS = "|".join(pattern[1:] for pattern in _OPENERS if pattern.startswith("<"))
+_OTHERS = [pattern for pattern in _OPENERS if not pattern.startswith("<")]
+_OPENER = re.compile("|".join([rf"<(?=/?[\w|\uff5c])(?:{_TAGS})", *_OTHERS]))

@@ -111,7 +111,7 @@ def measure_middleware() -> Iterator[Row]:
     app = Starlette()
     app.state.vllm_config = SimpleNamespace(additional_config={"agentkv": {"policy": "continuum"}})
     app.state.engine_client = SimpleNamespace(
-        engine_core=SimpleNamespace(add_request_async=_add_request)
+        engine_core=SimpleNamespace(add_request_async=_add_request), shutdown=lambda: None
     )
     middleware = AgentKVMiddleware(_read_body)
     with asyncio.Runner() as runner:

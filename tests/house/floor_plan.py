@@ -22,7 +22,7 @@ MAX_LONG_FUNCTIONS = 20
 ROOM_LINES: dict[tuple[str, ...], int] = {
     ("agentkv",): 1_978,
     ("agentkv/client",): 1_634,
-    ("agentkv/tool_calls",): 1_689,
+    ("agentkv/tool_calls",): 1_690,
     ("agentkv/durations", "agentkv/commands"): 1_894,
     ("agentkv/policies",): 2_058,
     ("agentkv/server",): 446,
