@@ -44,7 +44,7 @@ class NamedClasses(Generic[Kind]):
         self._found: dict[str, type[Kind]] = {}
 
     def names(self) -> list[str]:
-        """Names of the shipped classes, then of those that installed packages offer."""
+        """Return the names of shipped classes, then of those that installed packages offer."""
         offered = {point.name for point in entry_points(group=self._group)}
         return [*self._shipped, *sorted(offered.difference(self._shipped))]
 

@@ -32,7 +32,7 @@ def _is_amount(answer: float, args: Args) -> bool:
 
 
 def _are_pins(answer: Any, args: Args) -> bool:
-    """Of those shown, each once; all of them if nothing else could make room."""
+    """Return whether pins shown are given up, each once; all if nothing else could make room."""
     pins, request = args
     if answer is pins:
         return True  # the usual answer, without a look at each pin

@@ -40,9 +40,9 @@ class AllocationRequest:
     """Requests that hold blocks, this one included if it does."""
     missing_blocks: int
     is_starved: bool = False
-    """It has been overtaken `max_overtakes` times."""
+    """The request has been overtaken `max_overtakes` times."""
     common_blocks: int = 0
-    """Blocks of its own job's pin that it will use: taking them frees nothing."""
+    """Blocks of the pin of the request's job that it will use: taking them frees nothing."""
 
     @property
     def runs_alone(self) -> bool:
