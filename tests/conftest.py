@@ -1,7 +1,5 @@
 """Models and real servers for the tests; servers are started lazily and shared."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -16,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from agentkv.server.demo_model import MODEL_NAME, prepare_demo_model
 from agentkv.server.process import ServerProcess
+from tests.forks import ForkedServer
 from tests.tiny_model import make_tiny_model
 
 # A busy machine, or the other worker, is no fault of the code under test. The same examples are
@@ -136,7 +135,7 @@ class ServerPool:
             while len(self._servers) >= MAX_SERVERS:
                 self._servers.popitem(last=False)[1].stop()
             log_path = self._log_folder / f"{policy}-{abs(hash(key))}.log"
-            server = ServerProcess(
+            server = ForkedServer(
                 str(model), policy=policy, args=args, log_path=log_path, environment=environment
             )
             server.__enter__()
@@ -233,7 +232,7 @@ def make_server(tmp_path: Path, tiny_model_dir: Path) -> Iterator[Callable[..., 
     made: list[ServerProcess] = []
 
     def make(*args: str, **options: object) -> ServerProcess:
-        server = ServerProcess(
+        server = ForkedServer(
             str(options.pop("model", tiny_model_dir)),
             args=(*TINY_ARGS, *args),
             log_path=tmp_path / f"server-{len(made)}.log",

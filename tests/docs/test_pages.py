@@ -4,8 +4,6 @@ A block behind `<!-- not run: REASON -->` is left out, and commands of vLLM are 
 own parser. All others run against a real server, in one folder a page; the tutorial's on its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -29,7 +27,8 @@ from tests.forks import forked_commands
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PYTHONS = Path(sys.executable).parent
-LONG_PAGES = ["simulate", "write-a-policy"]
+LONG_PAGES = ("simulate", "swebench", "train-agents", "troubleshoot", "write-a-policy")
+"""What they run takes seconds, and other tests run it, too."""
 PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG_PAGES else [])
     for folder in ("how-to", "quick-start")

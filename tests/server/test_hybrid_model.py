@@ -1,17 +1,14 @@
 """A real model with attention and recurrent layers, of random weights: what it says and hits."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from studies.hybrid.__main__ import write_model
+from tests.forks import forked, run_module
 
 FLAGS = ["--jobs=4", "--turns=3", "--tool-s=0.2"]
 SHORT, ROOMY = "--blocks=16", "--blocks=60"
@@ -30,10 +27,11 @@ def hybrid_model_dir(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def played(process: subprocess.Popen[str]) -> dict[str, Any]:
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    answer: dict[str, Any] = json.loads(text.splitlines()[-1])
+def played(process: Any, log: Path) -> dict[str, Any]:
+    process.join(300)
+    assert process.exitcode == 0, log.read_text()
+    (document,) = (line for line in log.read_text().splitlines() if line.startswith("{"))
+    answer: dict[str, Any] = json.loads(document)
     return answer
 
 
@@ -45,17 +43,16 @@ def played(process: subprocess.Popen[str]) -> dict[str, Any]:
         *(pytest.param(name, marks=pytest.mark.long) for name in ("continuum", "context_serve")),
     ],
 )
-def test_a_policy_keeps_the_output_of_a_hybrid_model(policy: str, hybrid_model_dir: Path) -> None:
+def test_a_policy_keeps_the_output_of_a_hybrid_model(
+    policy: str, hybrid_model_dir: Path, tmp_path: Path
+) -> None:
     """No state is another prompt's, which would say something else; and what was held is hit."""
-    began = [
-        subprocess.Popen(
-            [sys.executable, "-m", "studies.hybrid", name, "--model", hybrid_model_dir, *flags],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name, *flags in (("fcfs", ROOMY, *FLAGS), (policy, SHORT, *FLAGS))
-    ]
-    stock, ours = map(played, began)
+    began = []
+    for name, blocks in (("fcfs", ROOMY), (policy, SHORT)):
+        arguments = ["studies.hybrid", name, f"--model={hybrid_model_dir}", blocks, *FLAGS]
+        log = tmp_path / f"{name}.log"
+        began.append((forked(run_module, arguments, log), log))
+    stock, ours = (played(*each) for each in began)
     # a preempted prompt is cut into other chunks, by which stock changes replies as well
     changed = {turn.partition("-")[0] for turn in ours["preempted"]}
     kept = [turn for turn in ours["outputs"] if turn.partition("-")[0] not in changed]
