@@ -48,10 +48,11 @@ demo: $(DEMO_STAMP)
 	$(BIN)/python examples/bash_agent.py $(DEMO_FLAGS)
 	$(BIN)/python examples/six_agents.py
 
-# Tests that share a server run in one process, one after the other (tests/conftest.py). Fails, too,
-# if they reach less of the wheel than pyproject.toml says; without the servers' own processes.
+# Tests that share a server run in one process, one after the other (tests/conftest.py). With COVER=--cov,
+# as in CI, it fails, too, if they reach less of the wheel than pyproject.toml says; without the servers' own processes.
+COVER ?=
 test: $(STAMP) test-openai3
-	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder --cov
+	$(PYTEST) tests -m "not timed and not long and not fleet" -n 2 --no-loadscope-reorder $(COVER)
 	$(PYTEST) $$(grep -rl --include='test_*.py' mark.timed tests) -m timed
 
 # Without vLLM's processes and without what takes seconds, with few examples of each property: two runs
