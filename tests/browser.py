@@ -1,7 +1,5 @@
 """A headless Chromium for tests of pages: Debian's, driven by playwright."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ evicts, the metrics and the events are vLLM's own here. vLLM loads `CPUTierSpec`
 worker process, except for the spec, which the scheduler builds, too.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -3,8 +3,6 @@
 The scripted server answers through it, by HTTP/1.1 with persistent connections and chunks.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A scripted server that also speaks OpenAI's responses, Anthropic's messages, and tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """A receiver of OpenTelemetry's spans over HTTP, in the place of a collector."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Importing it imports vLLM. A job is known by the fields of its requests alone.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import fields

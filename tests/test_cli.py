@@ -1,7 +1,5 @@
 """The `agentkv` command: its table, its exit statuses, and what it does with its output."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys

@@ -4,8 +4,6 @@ That the agents themselves take these settings was seen once with each one's own
 (docs/reference/compatibility.md); no test installs them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What other software says about its jobs, as the one table of formats reads it."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A guard asks rules, and takes the stand-in's answer where theirs cannot be used."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whom agentkv speaks to: the server that the user named, and nobody else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The wire fields: the values that are accepted, and how a refusal reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """What is published holds the package alone, under one version, with links that lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

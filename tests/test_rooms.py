@@ -1,7 +1,5 @@
 """What the import contracts of pyproject.toml cannot check: vLLM's private names, heavy imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Text of others can do nothing to a terminal: each command shows it with escapes."""
 
-from __future__ import annotations
-
 import tomllib
 import unicodedata
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Wrong inputs of every command: one line on standard error that says what to do, at once."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Makes the model of the tests: random weights, small enough to serve within seconds."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

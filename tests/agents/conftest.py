@@ -1,7 +1,5 @@
 """mini-swe-agent and litellm as they behave offline: no banner, no price list, no long waits."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

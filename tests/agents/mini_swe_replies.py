@@ -1,7 +1,5 @@
 """Scripted replies, models and agents for the tests of our mini-swe-agent classes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Facts about the example agent's loop, on a scripted server and without a model."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a server sees of mini-swe-agent's own classes once agentkv follows them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

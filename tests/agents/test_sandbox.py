@@ -1,7 +1,5 @@
 """Facts about how a model's commands are run."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket

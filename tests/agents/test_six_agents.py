@@ -1,7 +1,5 @@
 """Facts about what the six agents' example says of two runs, made by hand; no server is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Continuum's TTL arithmetic, against brute force where there is a closed form."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The example policies by class name, and an engine as they see it, set by hand."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Each rule moves the simulator's numbers the way its authors say, on small made workloads."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

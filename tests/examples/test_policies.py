@@ -1,7 +1,5 @@
 """All example policies: their form, and what they do to vLLM's real scheduler under pressure."""
 
-from __future__ import annotations
-
 import ast
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example rules on cases worked out from their sources: a pool of 1000 tokens in 100 blocks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

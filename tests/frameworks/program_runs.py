@@ -1,7 +1,5 @@
 """Runs the programs of frameworks, and reads what a scripted server saw of each of their cases."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ which holds agentkv's dependencies and no vLLM. Exit status 1 if any test fails.
 one JSON document.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ The marker `PLAN-name` in an agent's instructions or task chooses the plan, and 
 results in the conversation, each with the word RESULT, the step of it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

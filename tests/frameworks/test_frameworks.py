@@ -1,7 +1,5 @@
 """Agents of real frameworks, seen on the wire: nothing in their programs knows of agentkv."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Mapping

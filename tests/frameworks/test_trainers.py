@@ -3,8 +3,6 @@
 What plays the engine is said in each program; what trains is left out.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The flag that replaces golden values."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -3,8 +3,6 @@
 `pytest tests/golden --regenerate` replaces the file; `git diff` then shows what has changed.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A feature that needs more lines than ROOM_LINES gives its room says in the same 
 `python -m tests.house.floor_plan` lists the offenders and exits with 1 if there are any.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 The floor plan and the prose themselves are checked by `make check`.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 

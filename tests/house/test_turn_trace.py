@@ -1,7 +1,5 @@
 """A turn stays as cheap in calls as the plan of the house wants it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.house import turn_trace

@@ -4,8 +4,6 @@
 if there are any.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The compose file of a fleet fits the recipe of its router, and names files that exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

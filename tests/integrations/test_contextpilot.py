@@ -1,7 +1,5 @@
 """A ContextPilot index loses the entries of a job when the job's KV is gone, and no others."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

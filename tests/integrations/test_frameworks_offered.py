@@ -1,7 +1,5 @@
 """Hooks that another package offers as an entry point are installed with our own."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files for Kubernetes parse, fit together, and name agentkv's header and policies."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

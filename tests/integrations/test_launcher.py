@@ -1,7 +1,5 @@
 """`agentkv run` starts programs that know nothing of agentkv."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

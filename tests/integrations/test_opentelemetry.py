@@ -1,7 +1,5 @@
 """Spans of jobs, turns and tools: in the SDK's memory, and at a receiver of OTLP over HTTP."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

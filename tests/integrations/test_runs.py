@@ -1,7 +1,5 @@
 """Calls of a framework's functions as jobs, turns of agents, and tool calls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

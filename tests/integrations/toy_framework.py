@@ -1,7 +1,5 @@
 """A framework of its own making: agents that run in every way that real ones do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The rules of the `agentkv` policy, without vLLM: what each decides, and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How much memory the jobs on the GPU are expected to hold together."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A policy is found by its name, its entry point, its module or its file."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

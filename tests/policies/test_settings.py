@@ -1,7 +1,5 @@
 """Settings are validated at start; each error names the key and what is allowed."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentkv.errors import SettingsError

@@ -1,7 +1,5 @@
 """Small calls on a real server, shared by the tests of this folder."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The wire, the routes and the metrics on a real vLLM server, with one API server and with two."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

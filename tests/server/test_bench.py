@@ -3,8 +3,6 @@
 It checks what must hold, and never a time.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sessions around each kind of client are jobs of a real vLLM server: pinned, counted, released."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

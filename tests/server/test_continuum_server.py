@@ -1,7 +1,5 @@
 """The continuum policy in a real vLLM server, and the commands that look at one."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

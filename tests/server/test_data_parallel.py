@@ -1,7 +1,5 @@
 """A real server of two data-parallel engines: each job stays on one, with nothing from the user."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The demo model behind guided decoding and SWE-bench; what it says is no fact of these tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

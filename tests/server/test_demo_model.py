@@ -1,7 +1,5 @@
 """The demo model: checked, prepared once, never left half-written."""
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Two API keys on a real server, one of which floods it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

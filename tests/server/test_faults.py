@@ -1,7 +1,5 @@
 """Faults of a real server: an agent in a session sees what a bare client sees; its job goes on."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -6,8 +6,6 @@ cached tokens. Then the server is as empty as at its start. `make test-long` add
 other flags.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

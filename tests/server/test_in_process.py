@@ -1,7 +1,5 @@
 """Engines in the trainer's own process: jobs, tools, releases and weight updates without HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a real server tells listeners of the KV that jobs leave, on a socket."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A KV tier on a real server of the CPU build, vLLM's and LMCache: evicted contexts come back."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

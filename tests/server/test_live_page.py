@@ -1,7 +1,5 @@
 """The live page of a real server, in Chromium, while the demo agent works on it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

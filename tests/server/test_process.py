@@ -1,7 +1,5 @@
 """ServerProcess: a failed start says why, and a stop leaves no process."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from pathlib import Path

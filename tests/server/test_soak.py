@@ -1,7 +1,5 @@
 """Half a minute of the soak (`make soak` runs hours): a server is as empty after as before."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several keys on a real server of two API processes: who sees what."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

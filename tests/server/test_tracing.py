@@ -1,7 +1,5 @@
 """Spans of a real server with vLLM's tracing on: the request's own, and those of our decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import httpx

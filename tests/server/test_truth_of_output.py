@@ -8,8 +8,6 @@ the largest difference between the logprobs of a token under fcfs in two setting
 spread a tie may go either way; where it is 0, nothing but equal tokens passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plays the same multi-turn jobs on a real server and keeps what each turn sampled."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

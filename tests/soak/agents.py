@@ -5,8 +5,6 @@ frees and states (`watch/test_kv_frees.py`), KV events (`engine/test_kv_events.p
 (`tier.py` of this folder).
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any, ClassVar

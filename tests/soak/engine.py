@@ -6,8 +6,6 @@ each turn. The largest store keeps 50,000 turns; after 56,000 the process may gr
 last line is one JSON document; exit status 1 if it grew by more.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

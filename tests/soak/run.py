@@ -12,8 +12,6 @@ What still grows may be a store on its way to its bound. The longest keep 20,000
 filled first, by as many jobs of one token.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -9,8 +9,6 @@ and `kept_out_for_ever`. The last line is one JSON document; exit status 1 with 
 first engine that broke a promise.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -5,8 +5,6 @@ another; replies are streamed or not, dropped half-way, or not waited for. Now a
 signals and releases jobs that it does not have, and sends tags that the server refuses.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

@@ -1,7 +1,5 @@
 """Adversarial replies: one piece of a dialect repeated, alone, behind an opener or in a block."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path

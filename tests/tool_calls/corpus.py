@@ -4,8 +4,6 @@ One TOML file per dialect under cases/. A case has an `id` that states its fact,
 `commands` of its bash calls or, if names and arguments matter, its `calls`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parsing takes time that grows with a reply's length, also for adversarial replies."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

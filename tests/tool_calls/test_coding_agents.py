@@ -1,7 +1,5 @@
 """The shell tool of each coding agent is read, in every shape in which a reply names it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each reply of the corpus under cases/ gives the calls listed with it."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentkv import parse_tool_calls

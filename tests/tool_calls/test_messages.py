@@ -1,7 +1,5 @@
 """Calls in the fields of messages: OpenAI's chat and responses, Anthropic's, LangChain's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace

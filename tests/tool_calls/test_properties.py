@@ -1,7 +1,5 @@
 """Properties of every reply: parsing never raises, and commands come back as written."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import example, given, settings

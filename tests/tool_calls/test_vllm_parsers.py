@@ -4,8 +4,6 @@ vllm_replies.toml has replies by the name of vLLM's parser of tool calls and of 
 before it, both of which read them here.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -5,8 +5,6 @@ image processor. LLaVA is stood in for by BLIP-2, which takes as many tokens per
 needs no torchvision.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ ones as the official wheel's Python, whose compiled parts no scheduler test need
 any test fails. Writes the table of docs/reference/versions.md; the last line is one JSON document.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 `make test-versions` runs this folder and tests/integrations/vllm under each of them.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

@@ -3,8 +3,6 @@
 It scrapes a real server under a short load, and is asked every query of every panel.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Plays jobs through a router by agentkv's client, and says what reached each server."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

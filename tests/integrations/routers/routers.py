@@ -1,7 +1,5 @@
 """Starts the routers of `integrations/routers/`, each from its recipe with other addresses."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """Ray Serve LLM with two replicas of vLLM under agentkv, by its recipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

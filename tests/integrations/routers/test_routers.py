@@ -4,8 +4,6 @@ One pair of servers serves all routers; the last test kills one of the pair. Pri
 studies/fleet/results.md.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

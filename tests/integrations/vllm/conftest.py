@@ -1,7 +1,5 @@
 """Builds engines around vLLM's real scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

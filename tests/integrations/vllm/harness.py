@@ -1,7 +1,5 @@
 """vLLM's real scheduler and block pool without a model, with what the tests of the plugin ask."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Sequence

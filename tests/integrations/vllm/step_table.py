@@ -1,7 +1,5 @@
 """Scheduling rules as tables: each row is an event and what must be pinned and free after it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.integrations.vllm.harness import Engine

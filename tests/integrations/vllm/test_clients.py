@@ -1,7 +1,5 @@
 """The names of clients: by which a server tells apart whose a request is."""
 
-from __future__ import annotations
-
 import multiprocessing
 from typing import Any
 

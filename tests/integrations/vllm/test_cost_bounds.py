@@ -1,7 +1,5 @@
 """What one request or signal costs the engine's main thread and the API server's loop."""
 
-from __future__ import annotations
-
 import gc
 import json
 import statistics

@@ -1,7 +1,5 @@
 """The tier of the CPU build: what is copied where, and when it counts as done."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

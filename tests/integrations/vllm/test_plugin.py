@@ -1,7 +1,5 @@
 """The plugin adds its policies to a stock vLLM; no engine is started."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """What the engine stores and shows of the commands that clients and models write."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`agentkv serve`: which flags it fills in and what it refuses before vLLM's long start."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What stands in other places in some of the supported vLLM."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

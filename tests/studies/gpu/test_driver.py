@@ -1,7 +1,5 @@
 """The kit for a bare GPU machine: what it packs, and what its driver plays in which order."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`studies.gpu.compare --gpu cpu`: all that one command does on a GPU server, without one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The one grid of the studies: what a `study.toml` asks for, its rows, and its tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

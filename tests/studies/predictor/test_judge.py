@@ -1,7 +1,5 @@
 """Predictors are judged on a made-up trace, and scores are what they are said to be."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

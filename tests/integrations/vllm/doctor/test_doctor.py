@@ -1,7 +1,5 @@
 """The doctor names each known trap, here and on a server."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

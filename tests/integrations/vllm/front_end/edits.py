@@ -1,7 +1,5 @@
 """Texts as agents and ill-meaning users edit them, and what the library says of a reply."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A reply after the end of its prompt has the text that it has after the whole prompt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The front end's encoder gives the tokenizer's own ids, and forgets what it must."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

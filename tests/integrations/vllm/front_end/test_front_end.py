@@ -1,7 +1,5 @@
 """vLLM's own renderer and detokeniser, with the front end and without."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

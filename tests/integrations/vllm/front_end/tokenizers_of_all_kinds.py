@@ -1,7 +1,5 @@
 """Fast tokenizers of the kinds that models ship, small enough to be trained in a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
