@@ -41,11 +41,9 @@ def _events_of(
 
 
 def _tokens(reply: ScriptedReply) -> Body:
-    """A reply in tokens, by default the bytes of the text."""
-    token_ids = list(reply.text.encode() if reply.token_ids is None else reply.token_ids)
-    content = [{"token": f"token_id:{token_id}", "logprob": 0.0} for token_id in token_ids]
-    choice: Body = {"index": 0, "token_ids": token_ids, "finish_reason": "stop"}
-    return {"request_id": "reply-1", "choices": [{**choice, "logprobs": {"content": content}}]}
+    """A reply in tokens: the bytes of the text."""
+    choice = {"index": 0, "token_ids": list(reply.text.encode()), "finish_reason": "stop"}
+    return {"request_id": "reply-1", "choices": [choice]}
 
 
 def _anthropic_error(status: int, message: str) -> Body:

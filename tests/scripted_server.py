@@ -34,9 +34,6 @@ class ScriptedReply:
     """One reply of the server; a token count of None is not reported.
 
     tool_calls: in the shape of a chat message's `tool_calls`.
-    token_ids: a text completion gives them as its log-probabilities' tokens, as vLLM does with
-        `return_tokens_as_token_ids`.
-    is_aborted: the engine gave it up, as `finish_reason` says in a completion.
     delay_s: how long the server waits before it answers.
     cut_after_events: number of events after which a stream breaks off, as when a server dies.
     """
@@ -46,8 +43,6 @@ class ScriptedReply:
     cached_tokens: int | None = 80
     output_tokens: int = 5
     tool_calls: Sequence[Mapping[str, Any]] = ()
-    token_ids: Sequence[int] | None = None
-    is_aborted: bool = False
     delay_s: float = 0.0
     cut_after_events: int | None = None
 
@@ -87,9 +82,6 @@ def _chat_events(reply: ScriptedReply, include_usage: bool) -> Iterator[bytes]:
 
 def _text(reply: ScriptedReply) -> Body:
     choice: Body = {"index": 0, "text": reply.text, **_finish(reply), "logprobs": None}
-    if reply.token_ids is not None:
-        tokens = [f"token_id:{token_id}" for token_id in reply.token_ids]
-        choice["logprobs"] = {"tokens": tokens, "token_logprobs": [0.0] * len(tokens)}
     return _with_usage(_completion("text_completion", choice), reply)
 
 
@@ -111,8 +103,7 @@ def _events(
 
 
 def _finish(reply: ScriptedReply) -> Body:
-    reason = "abort" if reply.is_aborted else "tool_calls" if reply.tool_calls else "stop"
-    return {"finish_reason": reason}
+    return {"finish_reason": "tool_calls" if reply.tool_calls else "stop"}
 
 
 def _completion(kind: str, choice: Body) -> Body:

@@ -1,4 +1,4 @@
-"""`agentkv run AGENT URL`: its text can be used as it is, and wrong input is answered in words.
+"""`agentkv run AGENT URL`: its text can be used as it is; wrong input is in test_wrong_inputs.py.
 
 That the agents themselves take these settings was seen once with each one's own binary
 (docs/reference/compatibility.md); no test installs them.
@@ -125,28 +125,3 @@ def test_an_agent_that_reads_a_file_is_not_started_without_it(tmp_path: Path) ->
     file.parent.mkdir(parents=True)
     file.write_text(settings("kilo").text or "")
     assert started(tmp_path, "kilo", "kilo").returncode == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nano", URL], "got 'nano', allowed are claude"),
-        (["claude"], "required: URL"),
-        *(
-            (["claude", url], "is no server's URL")
-            for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://[::1", "http://a:b")
-        ),
-        (["claude", "http://127.0.0.1:1"], "is the server running?); give --model NAME"),
-    ],
-)
-def test_wrong_input_is_answered_in_words(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit status 2, the reason on standard error, nothing that a shell would run."""
-    try:
-        status: object = main(["run", *words])
-    except SystemExit as exit_of_argparse:
-        status = exit_of_argparse.code
-    out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert said in err

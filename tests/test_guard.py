@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,12 +48,6 @@ def test_no_error_of_the_rules_gets_out(error: type[BaseException]) -> None:
     assert [(fault.rules, fault.question) for fault in faults] == [("Rules", "answer")]
     assert isinstance(faults[0].error, error)
     assert (guard.num_faults, guard.is_off) == (1, False)
-
-
-def test_an_exit_that_the_rules_call_for_is_a_fault() -> None:
-    """`sys.exit` in a rule ends nothing."""
-    ask, _, faults = guarded()
-    assert (ask(sys.exit), len(faults)) == (0, 1)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv import AgentKVError, TagError
@@ -118,7 +118,6 @@ def test_numbers_are_flags_only_on_request() -> None:
         parse_tags({"is_last_step": 2}, flags_as_numbers=True)
 
 
-@settings(deadline=None)  # a loaded machine is no failure
 @given(st.dictionaries(st.sampled_from(TAG_FIELDS), json_values))
 def test_any_json_is_either_accepted_or_refused_in_words(fields: dict[str, Any]) -> None:
     """No JSON value makes the parser fail otherwise, and accepted values can be encoded."""
@@ -130,7 +129,6 @@ def test_any_json_is_either_accepted_or_refused_in_words(fields: dict[str, Any])
         json.dumps(accepted, allow_nan=False, ensure_ascii=False).encode()
 
 
-@settings(deadline=None)
 @given(json_values)
 def test_any_json_as_a_tool_event_is_accepted_or_refused(body: Any) -> None:
     """The body of the tool route can be any JSON: without a known state it is refused."""
@@ -155,7 +153,6 @@ valid_tags = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(valid_tags)
 def test_every_tag_survives_as_a_header(tags: Tags) -> None:
     """What `as_headers` writes is legal in HTTP and reads back the same; a long tool is cut."""

@@ -59,6 +59,10 @@ WRONG = [
     ("bench --url 127.0.0.1:8", "got '127.0.0.1:8', did you mean http://127.0.0.1:8?"),
     ("explain job --url ftp://x", "--url: got 'ftp://x', give one like http://127.0.0.1:8000"),
     ("run claude localhost", "'localhost' is no server's URL; give one like http://127.0.0.1"),
+    *(
+        (f"run claude {url}", "is no server's URL")
+        for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://[::1", "http://a:b")
+    ),
     (f"bench --url {DEAD} --jobs 1", "no answer (ConnectError"),
     (f"verify-pin --url {DEAD}", "no answer (ConnectError"),
     (f"simulate calibrate --base-url {DEAD} --out p.json", "no answer (ConnectError"),
@@ -86,9 +90,15 @@ WRONG = [
         f'{CONFIG} {{"agentkv":{{"patience_s":"x"}}}}',
         "'patience_s': Input should be a valid",
     ),
-    ("serve --port eighty", "a port is a whole number from 0 to 65535"),
+    *(
+        (f"serve --port {port}", f"--port {port}: a port is a whole number from 0 to 65535")
+        for port in ("eighty", "70000", "-1")
+    ),
     ("serve ./folder", "no model in ./folder (no config.json there)"),
-    ("serve --kv-tier-gib x", "got x, must be a number above 0"),
+    *(
+        (f"serve --kv-tier-gib {size}", f"got {size}, must be a number above 0")
+        for size in ("0", "-1", "much", "inf")
+    ),
     ("run", "no command given"),
 ]
 

@@ -110,7 +110,7 @@ def test_a_word_gives_seconds(word: str, seconds: float | None) -> None:
 @given(
     st.text(alphabet=st.sampled_from("ab $(){}[]<>|&;'\"`\\\n#=!-/*~01\0\udcff漢"), max_size=120)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_shell_like_text_is_read(text: str) -> None:
     """Any text can be read, also with bytes that were not UTF-8, and each program's key begins with
     its name."""

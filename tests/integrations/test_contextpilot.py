@@ -1,10 +1,6 @@
 """A ContextPilot index loses the entries of a job when the job's KV is gone, and no others."""
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +9,6 @@ from agentkv.integrations.contextpilot import evict_all
 from agentkv.listeners import KVFree
 from tests.http_front import Answer, HttpFront
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "contextpilot" / "run.py"
-needs_package = pytest.mark.skipif(
-    # next to it the examples' folder of that name, which is no package
-    getattr(importlib.util.find_spec("contextpilot"), "origin", None) is None,
-    reason="needs `pip install --no-deps contextpilot==0.5.0`",
-)
 FREES = [
     KVFree(1, "a", ("chatcmpl-req-1", "chatcmpl-req-2"), "last_step"),
     KVFree(2, "b", ("cmpl-req-3",), "aborted"),
@@ -50,19 +40,3 @@ def test_a_dead_index_server_costs_a_line(capsys: pytest.CaptureFixture[str]) ->
     evict_all(FREES, "http://127.0.0.1:1", retries=0)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" stays")[0] for line in lines] == ["job a", "job b"]
-
-
-@pytest.mark.server
-@pytest.mark.long
-@needs_package
-def test_its_index_server_keeps_entries_while_a_job_is_pinned_or_offloaded(
-    tiny_model_dir: Path,
-) -> None:
-    """The example, which ends with status 1 unless entries go with a job's end and not before."""
-    command = [sys.executable, EXAMPLE, "--model", tiny_model_dir]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    (offloaded,) = (line for line in lines if line.startswith("the pins are over"))
-    assert offloaded.endswith("entries: is released, goes on")
-    assert lines[-1].endswith("entries: none")

@@ -124,12 +124,6 @@ def test_another_sitecustomize_runs_as_well(folder: Path) -> None:
     assert done.stdout.strip() == FOLLOWED
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_status_is_the_programs(folder: Path, code: int) -> None:
-    """`agentkv run` ends with the status of the program."""
-    run("--", sys.executable, "-c", f"raise SystemExit({code})", folder=folder, code=code)
-
-
 def test_a_signal_reaches_the_program(folder: Path) -> None:
     """The program has the process id of `agentkv run`, so signals are its own."""
     code = (

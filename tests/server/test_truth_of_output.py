@@ -176,14 +176,6 @@ def test_scarce_memory_preempted_running_turns(runs: Runs, policy: str) -> None:
     assert runs.preemptions.get((policy, "ample"), 0) == 0
 
 
-def test_jobs_came_back_to_their_pins(runs: Runs) -> None:
-    """With ample memory every turn but the last was pinned and taken over by the next one."""
-    num_pinned = (NUM_JOBS + NUM_SINGLE_JOBS) * (NUM_TURNS - 1)
-    pins, ends = runs.pins["continuum", "ample"], runs.pin_ends["continuum", "ample"]
-    assert pins["none"] == sum(pins.values()) == num_pinned
-    assert ends == dict.fromkeys(get_args(PinEnd), 0) | {"returned": num_pinned}
-
-
 @pytest.mark.parametrize("policy", ["continuum", "context_serve", "agentkv"])
 def test_scarce_memory_took_pins_away(runs: Runs, policy: str) -> None:
     """Some pins gave way to running turns, and all of them ended."""

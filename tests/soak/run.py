@@ -405,15 +405,6 @@ def main() -> int:
         choices=("fcfs", "continuum", "context_serve", "agentkv"),
         help="fcfs: stock vLLM, to compare with",
     )
-    parser.add_argument(
-        "--settings",
-        type=json.loads,
-        default={},
-        metavar="JSON",
-        help="agentkv's settings, before those of the soak: '{\"record_events\": 0}'",
-    )
-    parser.add_argument("--fill", type=int, default=FILL_JOBS, metavar="JOBS")
-    parser.add_argument("--api-servers", type=int, default=1, metavar="N")
     parser.add_argument("--clients", type=int, default=6, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -424,10 +415,7 @@ def main() -> int:
         with ServerProcess(
             make_tiny_model(prepare_demo_model(), folder / "tiny"),
             policy=options.policy,
-            args=(
-                *server_args(folder, options.settings),
-                *("--api-server-count", str(options.api_servers), "--api-key", *KEYS),
-            ),
+            args=(*server_args(folder, {}), "--api-key", *KEYS),
             log_path=folder / "server.log",
             environment=ENVIRONMENT,
         ) as server:
@@ -438,7 +426,7 @@ def main() -> int:
                 number=options.clients,
                 seed=options.seed,
             )
-            report = soak(server, options.hours, folder, options.fill, clients)
+            report = soak(server, options.hours, folder, FILL_JOBS, clients)
             report["seconds_to_end"] = seconds_to_end(server, clients)
             if report["seconds_to_end"] >= MAX_END_S:
                 report["broken"].append("SIGTERM ends it")

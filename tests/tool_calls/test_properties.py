@@ -48,14 +48,13 @@ def assert_sound(calls: list[ToolCall]) -> None:
         assert call.command is None or call.command.strip()
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=12))
 def test_any_mixture_of_formats_can_be_searched(pieces: list[str]) -> None:
     """No sequence of openers, closers and whole replies makes the parser raise."""
     assert_sound(parse_tool_calls("".join(pieces)))
 
 
-@settings(deadline=None)
 @given(MESSAGES)
 def test_any_data_can_be_searched(message: object) -> None:
     """No shape of a message makes the parser raise, nor the functions under its broad except."""
@@ -64,7 +63,6 @@ def test_any_data_can_be_searched(message: object) -> None:
     assert all(isinstance(text, str) for text in texts(body_of(message)))
 
 
-@settings(deadline=None)
 @given(COMMANDS.filter(lambda text: text.strip() and "`" not in text and "<" not in text))
 def test_a_command_in_a_fence_comes_back_as_it_was_written(command: str) -> None:
     """The text in a bash fence is the command, without blank lines around it."""
@@ -72,7 +70,6 @@ def test_a_command_in_a_fence_comes_back_as_it_was_written(command: str) -> None
     assert call.command == stripped(command)
 
 
-@settings(deadline=None)
 @given(COMMANDS.filter(str.strip))
 @example("[<0")  # the JSON behind it is no part of a tag
 def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
@@ -89,7 +86,6 @@ def test_a_command_in_json_comes_back_as_it_was_written(command: str) -> None:
         assert call.command == stripped(command)
 
 
-@settings(deadline=None)
 @given(COMMANDS.filter(lambda text: text.strip() and "<" not in text))
 def test_a_command_in_an_element_comes_back_as_it_was_written(command: str) -> None:
     """A command in an element comes back, even if it writes calls of its dialect to a file."""
@@ -116,7 +112,6 @@ def test_a_call_cut_off_in_its_here_document_is_none() -> None:
             assert found == whole[: len(found)]
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="<\r", codec="utf-8")))
 def test_no_thought_is_a_call(thought: str) -> None:
     """A call behind a thought is the only one, with any text in the thought."""
@@ -124,7 +119,6 @@ def test_no_thought_is_a_call(thought: str) -> None:
     assert [call.command for call in parse_tool_calls(reply)] == ["ls"]
 
 
-@settings(deadline=None)
 @given(st.sampled_from([case.reply for case in read_corpus()]), st.data())
 def test_a_reply_cut_off_anywhere_can_be_searched(reply: str, data: st.DataObject) -> None:
     """A reply that a token limit ends at any character can be parsed."""

@@ -115,19 +115,6 @@ def test_a_server_introduces_itself(flags: dict[str, Any], has_key: bool, is_ope
     assert ["on all interfaces" in line for line in others] == [True] * is_open
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    """Named before vLLM starts."""
-    with pytest.raises(AgentKVError, match=r"no model in .*no config\.json"):
-        complete_flags([str(tmp_path)], is_cpu=True)
-
-
-@pytest.mark.parametrize("port", ["eighty", "70000", "-1"])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
-    """What was seen, and what a port is."""
-    with pytest.raises(AgentKVError, match=f"--port {port}: a port is a whole number"):
-        check_port(["--port", port])
-
-
 def test_a_port_in_use_is_refused() -> None:
     """It says what to do."""
     with socket.socket() as taken:
@@ -163,11 +150,3 @@ def test_flags_that_no_tier_can_have_are_refused(
     """Each with what to do."""
     with pytest.raises(AgentKVError, match=message):
         with_tier(flags, is_cpu=is_cpu)
-
-
-@pytest.mark.parametrize("size", ["0", "-1", "much", "inf"])
-def test_a_size_that_is_none_is_bad_usage(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, as for every flag of ours."""
-    with pytest.raises(SystemExit, match="2"):
-        with_tier(["--kv-tier-gib", size], is_cpu=False)
-    assert f"got {size}, must be a number above 0" in capsys.readouterr().err

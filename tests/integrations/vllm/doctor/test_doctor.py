@@ -222,12 +222,3 @@ def test_a_dead_server_is_named_within_two_seconds(capsys: pytest.CaptureFixture
     document = json.loads(capsys.readouterr().out)
     assert (status, document["ok"]) == (1, False)
     assert [check["name"] for check in document["checks"]] == ["server"]
-
-
-@pytest.mark.parametrize("argv", [["--url", "server:8000"], ["--nonsense"]])
-def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Bad usage exits with status 2 and a message on stderr."""
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 2
-    assert "agentkv doctor: " in capsys.readouterr().err

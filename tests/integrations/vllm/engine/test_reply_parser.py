@@ -17,8 +17,6 @@ from agentkv.integrations.vllm.retention.predictor import Reply
 from agentkv.policies.names import PARSER_KEY
 from tests.integrations.vllm.harness import Engine
 
-pytest.importorskip("vllm.parser", reason="vLLM before 0.31 has other parsers")
-
 SHOWN = 'So:\n```\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>\n```'
 """A call for Hermes' parser, an example for our dialects."""
 PLUGIN = """
