@@ -8,23 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, NamedTuple
 
-from agentkv.events import (
-    Admitted,
-    Decided,
-    Finished,
-    HeldBack,
-    IdShared,
-    Inferred,
-    Pinned,
-    Preempted,
-    RulesFailed,
-    ToolIgnored,
-    ToolMeasured,
-    Unpinned,
-)
+from agentkv.events import Admitted, Decided, Event, Finished, Pinned, ToolMeasured, Unpinned
 from agentkv.policies.pins import MISS_REASONS, PIN_ENDS
 
 TURN_LABELS = ("1", "1", "2", *["3-5"] * 3, *["6-10"] * 5, "11+")
@@ -147,29 +134,21 @@ class Counters:
         self._pending["pin_ends_total", "reason", event.reason] += 1
         self.observe("pin_held_seconds", event.held_s)
 
-    def on_held_back(self, event: HeldBack) -> None:
-        self.add("holds_total")
+    def _count(self, name: str, event: Event) -> None:
+        self.add(name)
 
-    def on_preempted(self, event: Preempted) -> None:
-        self.add("preemptions_total")
-
-    def on_inferred(self, event: Inferred) -> None:
-        self.add("inferred_jobs_total")
-
-    def on_id_shared(self, event: IdShared) -> None:
-        self.add("shared_ids_total")
-
-    def on_tool_ignored(self, event: ToolIgnored) -> None:
-        self.add("tool_signals_ignored_total")
+    on_held_back = partialmethod(_count, "holds_total")
+    on_preempted = partialmethod(_count, "preemptions_total")
+    on_inferred = partialmethod(_count, "inferred_jobs_total")
+    on_id_shared = partialmethod(_count, "shared_ids_total")
+    on_tool_ignored = partialmethod(_count, "tool_signals_ignored_total")
+    on_rules_failed = partialmethod(_count, "policy_faults_total")
 
     def on_tool_measured(self, event: ToolMeasured) -> None:
         self._pending["tool_observations_total", "source", event.source] += 1
         self.observe("tool_duration_seconds", event.duration_s)
         if event.reached is not None:
             self._pending["predictions_total", "duration", event.reached] += 1
-
-    def on_rules_failed(self, event: RulesFailed) -> None:
-        self.add("policy_faults_total")
 
     # Answers
 

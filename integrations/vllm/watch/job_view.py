@@ -70,10 +70,9 @@ class TurnView:
 
     Attributes:
         is_later: It is not the job's first turn, and no side request.
-        is_due: It had been passed over as often as a first turn may be, and went before all others.
         expected_tokens: Tokens that the turn before had left for it; 0 for a first turn.
         miss: Why fewer tokens were found than expected, as plain data; None if they were found.
-        output_tokens: Of a turn that finished; at least that many in logs that do not say.
+        output_tokens: Of a turn that finished.
         command: What the reply runs, as far as a policy read it and the log shows it.
     """
 
@@ -83,7 +82,6 @@ class TurnView:
     is_retry: bool = False
     is_later: bool = False
     is_side_request: bool = False
-    is_due: bool = False
     started_s: float | None = None
     hit_tokens: int = 0
     expected_tokens: int = 0
@@ -166,7 +164,6 @@ class JobView:
     tokens: JobTokens = field(default_factory=JobTokens)
     _waiting: list[TurnView] = field(default_factory=list)
     _running: list[TurnView] = field(default_factory=list)
-    _context_tokens: int = 0
     _idle_since_s: float | None = None
     _finished: TurnView | None = None
 
@@ -208,10 +205,6 @@ class JobView:
         self.turns.append(turn)
         self._waiting.append(turn)
 
-    def _on_due(self, entry: Entry) -> None:
-        for turn in self._waiting:
-            turn.is_due = True
-
     def _on_started(self, entry: Entry) -> None:
         at_s, prompt_tokens = float(entry["at_s"]), int(entry["prompt_length"])
         if not self._waiting:
@@ -220,8 +213,7 @@ class JobView:
         turn = (same or self._waiting)[0]
         turn.started_s = at_s
         turn.hit_tokens = int(entry["hit_length"])
-        turn.is_later = bool(entry.get("is_later", self._context_tokens > 0))  # logs of 0.1
-        turn.is_side_request = bool(entry.get("is_side_request"))
+        turn.is_later, turn.is_side_request = entry["is_later"], entry["is_side_request"]
         if not turn.is_side_request:
             self.tokens.add_prompt(prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
         if self._idle_since_s is not None:
@@ -248,17 +240,13 @@ class JobView:
 
     def _on_ended(self, entry: Entry) -> None:
         is_finished = entry["event"] == "finish"
-        if is_finished:
-            self._context_tokens = int(entry["context_length"])
         ending = self._running or self._waiting
         if not ending:
             return
         turn = ending.pop(0)
         if is_finished:
-            # the context is known in whole blocks, and without the last token
-            least_tokens = max(1, self._context_tokens - turn.prompt_tokens + 1)
-            turn.output_tokens = int(entry.get("output_length") or least_tokens)
-            turn.ttft_s, self._finished = entry.get("ttft_s"), turn
+            turn.output_tokens = entry["output_length"]
+            turn.ttft_s, self._finished = entry["ttft_s"], turn
             self.tokens.output_tokens += 0 if turn.is_side_request else turn.output_tokens
         turn.ended_s, turn.is_aborted = float(entry["at_s"]), not is_finished
         if turn.started_s is not None and not self._running:
@@ -291,7 +279,6 @@ class JobView:
 
 _HANDLERS: Mapping[str, Callable[[JobView, Entry], None]] = {
     "arrival": JobView._on_arrival,
-    "due": JobView._on_due,
     "waiting_to_running": JobView._on_started,
     "reuse": JobView._on_reuse,
     "preempted": JobView._on_preempted,

@@ -22,7 +22,6 @@ from typing import Any
 
 from agentkv.errors import SettingsError
 from agentkv.events import DETAILS, JobEvent, Trimmed
-from agentkv.policies.settings import Settings
 from agentkv.protocol import JobKey
 from agentkv.visible import visible
 
@@ -172,8 +171,6 @@ def shown(entry: Entry, viewer: str | None) -> Entry:
 FILE_STEM = "scheduler_timestamps"
 MAX_QUEUED_EVENTS = 100_000
 """Events queued for a slow disk; further ones are dropped."""
-MAX_WAITING_BYTES = 4 << 20
-"""Of events that wait for space on a full disk: about 10,000 of them; further ones are dropped."""
 
 logger = logging.getLogger(__name__)
 
@@ -195,15 +192,22 @@ def create_file(folder: Path) -> Path:
 
 
 class EventWriter:
-    """Writes one line per event in a daemon thread; on a full disk events wait for space.
+    """Writes one line per event in a daemon thread; what a full disk does not take is lost.
 
     The first line of each file is `about`: what the server is. The file is opened for each event,
     so that a log that was rotated, by a rename or by emptying it, begins again.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, object]) -> None:
+        """Raises SettingsError if the folder cannot be written to."""
         self._about = _line({"event": "server", "at_s": 0.0, **about})
-        self.path = create_file(folder)
+        try:
+            self.path = create_file(folder)
+        except OSError as error:
+            raise SettingsError(
+                f"--run-output-dir {folder}: cannot write there ({error}); give a folder that can "
+                "be written to"
+            ) from error
         self._has_failed = False
         self._events: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="agentkv-record", daemon=True)
@@ -215,32 +219,26 @@ class EventWriter:
             self._events.put(event)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write the queued events, for at most `timeout_s`; waits for no space."""
+        """Write the queued events, for at most `timeout_s`."""
         self._events.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        waiting = b""
         while (event := self._events.get()) is not None:
-            if len(waiting) < MAX_WAITING_BYTES:
-                waiting += _line(event)
             try:
-                self._append(waiting)
-                waiting, self._has_failed = b"", False
+                self._append(_line(event))
+                self._has_failed = False
             except OSError as error:
                 if not self._has_failed:
-                    logger.error("agentkv: the event log waits, %s: %s", self.path, error)
+                    logger.error("agentkv: events are lost, %s: %s", self.path, error)
                 self._has_failed = True
-        if waiting:
-            with suppress(OSError):
-                self._append(waiting)
 
-    def _append(self, lines: bytes) -> None:
-        """Append whole lines, or none. Raises OSError."""
+    def _append(self, line: bytes) -> None:
+        """Append a whole line, or nothing. Raises OSError."""
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(file).st_size
-            text = lines if size else self._about + lines
+            text = line if size else self._about + line
             if os.write(file, text) < len(text):
                 os.ftruncate(file, size)
                 raise OSError("no space for the whole of it")
@@ -250,19 +248,3 @@ class EventWriter:
 
 def _line(event: Mapping[str, object]) -> bytes:
     return visible(json.dumps(event)).encode() + b"\n"
-
-
-def open_writer(settings: Settings, about: Mapping[str, object]) -> EventWriter | None:
-    """Return the writer for `run_output_dir`, or None if it is not set.
-
-    Raises SettingsError if the folder cannot be written to.
-    """
-    if settings.run_output_dir is None:
-        return None
-    try:
-        return EventWriter(Path(settings.run_output_dir), about)
-    except OSError as error:
-        raise SettingsError(
-            f"--run-output-dir {settings.run_output_dir}: cannot write there ({error}); "
-            "give a folder that can be written to"
-        ) from error

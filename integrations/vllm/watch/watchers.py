@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agentkv.errors import InputError, SettingsError
@@ -16,7 +17,7 @@ from ..retention import Host
 from ..retention.manager import RetentionManager
 from .counters import Counters
 from .kv_frees import KVFrees, KVSocket
-from .log import EventLog, open_writer
+from .log import EventLog, EventWriter
 from .why import MissWatcher
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Watchers:
         Raises SettingsError for a watcher, socket or file that cannot be made."""
         worker = retention.worker
         self.counters, self._worker = counters, worker
-        writer, most = open_writer(settings, about), settings.record_events
+        folder, most = settings.run_output_dir, settings.record_events
+        writer = None if folder is None else EventWriter(Path(folder), about)
         self.log = EventLog(max_events=most, clock=host.monotonic, writer=writer)
         self.misses = MissWatcher(
             host, counters, stream, worker, shows_prompts=settings.show_prompts

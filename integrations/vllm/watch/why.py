@@ -312,23 +312,20 @@ class MissWatcher:
 
     def on_unpinned(self, event: Unpinned) -> None:
         if event.reason != "returned":
-            self._note(event, event.reason)
+            self._let_go(event.job_id, event.reason, event)
 
     def on_trimmed(self, event: Trimmed) -> None:
         if event.taken_by is not None:
-            self._note(event, "pressure")
+            self._let_go(event.job_id, "pressure", event)
 
-    def _note(self, event: Unpinned | Trimmed, end: PinEnd) -> None:
-        record = self._jobs.get(event.job_id)
-        if record is not None and record.left is not None:
-            now_s = self._host.clock()
-            record.left.last_pin = LastPin(end, now_s, event.pin.ttl_s, event.taken_by)
-
-    def _let_go(self, job_id: JobKey, end: PinEnd) -> None:
-        """Note that a job, or its turn, is over, and lets its KV go unless it did before."""
+    def _let_go(self, job_id: JobKey, end: PinEnd, of: Unpinned | Trimmed | None = None) -> None:
+        """Note when and why a pin ended, or a job, or its turn, whose KV did not go before."""
         record = self._jobs.get(job_id)
-        if record is not None and record.left is not None and record.left.last_pin is None:
-            record.left.last_pin = LastPin(end, self._host.clock())
+        if record is not None and (left := record.left) is not None:
+            if of is not None:
+                left.last_pin = LastPin(end, self._host.clock(), of.pin.ttl_s, of.taken_by)
+            elif left.last_pin is None:
+                left.last_pin = LastPin(end, self._host.clock())
 
     def on_closed(self, event: Closed) -> None:
         """Drop the tokens of a job that is over."""
