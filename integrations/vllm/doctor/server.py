@@ -70,10 +70,8 @@ def _check_with(
         yield from _without_plugin(answer)
         return
     yield from _check_info(_json(answer))
-    metrics = client.get("/metrics").text
     stats = _json(client.get("/v1/agentkv/stats"))
-    yield _check_prefix_caching(metrics)
-    yield _check_log_stats(metrics, stats)
+    yield _check_log_stats(client.get("/metrics").text, stats)
     yield _check_histories(_json(client.get("/v1/agentkv/jobs")))
     yield _check_ids(stats.get("shared_ids_total", 0))
     yield _check_stickiness(connect)
@@ -122,16 +120,6 @@ def _check_info(info: dict[str, Any]) -> Iterator[Check]:
     advice = "--prefix-match-unit 32 makes them smaller where vLLM has it: see Hybrid models"
     is_small = hit_tokens <= LARGE_HIT_UNIT_TOKENS
     yield ok("hit unit", seen) if is_small else warn("hit unit", seen, advice)
-
-
-def _check_prefix_caching(metrics: str) -> Check:
-    found = re.search(r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', metrics, re.M)
-    if found is None:
-        return ok("prefix caching", "not shown by /metrics; our policies refuse to start without")
-    if found[1] == "True":
-        return ok("prefix caching", "on")
-    advice = "remove --no-enable-prefix-caching; a Mamba model needs --enable-prefix-caching"
-    return fail("prefix caching", "off", advice)
 
 
 def _check_log_stats(metrics: str, stats: dict[str, Any]) -> Check:
