@@ -11,12 +11,12 @@ import functools
 import importlib.resources
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import suppress
 from typing import Any
 
 import msgspec
-from starlette.responses import RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from agentkv.errors import AgentKVServerError
 
@@ -90,43 +90,28 @@ def event(name: str, data: Mapping[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-class LiveStream(Response):
+class LiveStream(StreamingResponse):
     """Sends a viewer's messages until it disconnects or does not read, or the engine is gone."""
 
     media_type = "text/event-stream"
 
     def __init__(self, hub: LiveHub, client: str, viewer: str | None) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._hub = hub
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(hub.messages(client, viewer), headers=headers)
+        self._opened = hub.opened
         self._client = client
-        self._viewer = viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._hub.opened[self._client] += 1
-        tasks = [asyncio.create_task(each) for each in (self._send(send), _disconnect(receive))]
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send(message)
+
+        self._opened[self._client] += 1
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
         finally:
-            self._hub.opened -= Counter([self._client])
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _send(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        async with aclosing(self._hub.messages(self._client, self._viewer)) as messages:
-            async for message in messages:
-                body = {"type": "http.response.body", "body": message, "more_body": True}
-                async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await send(body)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            self._opened -= Counter([self._client])
 
 
 PAGE_TYPES: Mapping[str, str] = {

@@ -42,8 +42,6 @@ PREFIX = "/v1/agentkv/"
 FINISH_SESSION = "/finish_session"
 """`POST /finish_session?session_id=ID` releases a job: trainers so end a trajectory."""
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Holds a command of the largest allowed length with every character escaped, and some room."""
 MAX_EXPLAINED = 10
 """Jobs that one answer explains: 100 kB, asked for one by one."""
 KEYS_AT_ONCE = 2000
@@ -269,13 +267,8 @@ def _job_id(segments: list[str]) -> str:
 
 async def _json_body(request: Request, *, default: object = None) -> object:
     """Return the parsed body, or `default` (if given) for an empty one."""
-    body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                message = f"body: larger than the {MAX_BODY_BYTES} bytes allowed"
-                raise _RefusedError(openai_error(413, message, field="body"))
+        body = await request.body()
         return default if default is not None and not body.strip() else json.loads(body.decode())
     except ClientDisconnect:
         message = "body: the client disconnected before its end"
@@ -293,7 +286,6 @@ _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
-    413: "PayloadTooLargeError",
     429: "TooManyRequestsError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
