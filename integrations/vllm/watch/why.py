@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentkv.events import (
     Aborted,
@@ -106,18 +106,14 @@ class JobRecord:
     """Hash of those of the turn that was admitted last: a client may send a salt of any length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Says what a turn is expected to find, as known when it arrives."""
+class WaitingTurn(NamedTuple):
+    """Holds what is known of a turn when it arrives."""
 
-    turn: int
+    number: int
+    prompt: Prompt
     left: LeftContext | None
-    tokens: int = 0
-    common_tokens: int = 0
-    divergence: Mapping[str, Any] | None = None
-    difference: Difference | None = None
-    cache_keys: int | None = None
-    tool: Mapping[str, Any] = field(default_factory=dict)
+    """What it may find; None for a first turn or a side request."""
+    tool: Mapping[str, Any]
     """The tool between the two turns, its seconds, and those predicted."""
 
 
@@ -140,7 +136,7 @@ class MissWatcher:
         self._host = host
         self._emit = stream.emit
         self._jobs: OrderedDict[JobKey, JobRecord] = OrderedDict()
-        self._expected: dict[str, Expected] = {}
+        self._waiting: dict[str, WaitingTurn] = {}
         """By request, from its arrival to its first blocks or its end."""
         self._worker = worker
         self.shows_prompts = shows_prompts
@@ -153,90 +149,88 @@ class MissWatcher:
     # A turn arrives, and has blocks
 
     def on_arrived(self, event: Arrived) -> None:
-        turn, prompt, pool, job = event.turn, event.prompt, self._host.pool, event.turn.job
-        record, number = self._jobs.get(event.job_id), event.tags.turn or job.num_turns
-        if record is None or (left := record.left) is None or turn.is_side_request:
-            expected = Expected(number, None, cache_keys=hash(prompt.cache_keys))
-            self._expected[turn.request_id] = expected
-            return
-        block_tokens = pool.block_tokens
-        # vLLM computes at least the last token, and with EAGLE the last block of a hit, too
-        most = (turn.num_prompt_tokens - 1) // block_tokens * block_tokens
-        tokens = common = min(left.num_tokens, most)
-        divergence, difference = None, None
-        if turn.common_tokens < tokens:
-            num_blocks = left.common_blocks(prompt.block_hashes)
-            if num_blocks is not None:
-                common = min(num_blocks * block_tokens, tokens)
-            elif job.finished_s is not None:  # else it is a new job, which knows nothing of the old
-                common = turn.common_tokens
-        if common < tokens:
-            divergence, difference = self._divergence(left, common, prompt)
-            common = common if pool.has_one_group else 0
-        known, measured_s = job.decision, event.tags.last_tool_s
-        tool = {
-            "tool": job.tool,
-            "tool_s": turn.arrived_s - left.finished_s if measured_s is None else measured_s,
-            "predicted_s": None if known is None else known.p50_s,
-        }
-        least = max(0, tokens - pool.dropped_tokens), max(0, common - pool.dropped_tokens)
-        self._expected[turn.request_id] = Expected(
-            number, left, *least, divergence, difference, hash(prompt.cache_keys), tool
-        )
-
-    def _divergence(
-        self, left: LeftContext, common_tokens: int, prompt: Prompt
-    ) -> tuple[Mapping[str, Any], Difference | None]:
-        """Return where the prompt differs behind `common_tokens`, and what that tells."""
-        has_other_keys = hash(prompt.cache_keys) != left.cache_keys
-        within = self._host.pool.block_tokens
-        kind = "start" if common_tokens < left.first_prompt_tokens else "history"
-        if has_other_keys:
-            kind = "cache_keys"
-        elif common_tokens + within > left.num_prompt_tokens:
-            kind = "reply"
-        elif len(prompt.token_ids) < left.num_prompt_tokens:
-            kind = "compacted"
-        facts = {"diverged_at": common_tokens, "of_tokens": left.num_tokens, "kind": kind}
-        if has_other_keys or not left.token_ids:
-            return facts, None
-        known = left.token_ids, left.num_prompt_tokens, left.first_prompt_tokens
-        return facts, Difference(common_tokens, within, *known, prompt.token_ids)
+        turn, job, record = event.turn, event.turn.job, self._jobs.get(event.job_id)
+        left = None if record is None or turn.is_side_request else record.left
+        tool: Mapping[str, Any] = {}
+        if left is not None:
+            known, measured_s = job.decision, event.tags.last_tool_s
+            tool = {
+                "tool": job.tool,
+                "tool_s": turn.arrived_s - left.finished_s if measured_s is None else measured_s,
+                "predicted_s": None if known is None else known.p50_s,
+            }
+        number = event.tags.turn or job.num_turns
+        self._waiting[turn.request_id] = WaitingTurn(number, event.prompt, left, tool)
 
     def on_admitted(self, event: Admitted) -> None:
-        turn = event.turn
-        expected = self._expected.pop(turn.request_id, None)
-        if expected is None:
+        turn, waiting = event.turn, self._waiting.pop(event.turn.request_id, None)
+        if waiting is None:
             return
-        record = self._record_of(event.job_id)
-        record.cache_keys = expected.cache_keys
+        record, left, pool = self._record_of(event.job_id), waiting.left, self._host.pool
+        record.cache_keys = hash(waiting.prompt.cache_keys)
+        # vLLM computes at least the last token
+        most = (turn.num_prompt_tokens - 1) // pool.block_tokens * pool.block_tokens
+        most = 0 if left is None else min(left.num_tokens, most)
+        expected_tokens = max(0, most - pool.dropped_tokens)
         for tokens in (record.tokens, self.total):
-            tokens.expected_tokens += expected.tokens
+            tokens.expected_tokens += expected_tokens
             if not turn.is_side_request:
                 tokens.add_prompt(turn.num_prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
-        miss = None
-        if turn.hit_tokens < expected.tokens:
-            miss = self._miss(record, turn, expected)
-        if expected.left is not None:
-            self._emit(Reused, event.job_id, expected.turn, expected.tokens, miss)
+        if left is not None:
+            miss = None
+            if turn.hit_tokens < expected_tokens:
+                miss = self._miss(record, turn, waiting, left, most)
+            self._emit(Reused, event.job_id, waiting.number, expected_tokens, miss)
 
-    def _miss(self, record: JobRecord, turn: Turn, expected: Expected) -> Miss | None:
-        """Count what was lost; returns the larger of what diverged and what had left the cache."""
-        found = max(turn.hit_tokens, 0)
-        num_gone = max(0, expected.common_tokens - found)
-        num_diverged = max(0, expected.tokens - max(expected.common_tokens, found))
+    def _miss(
+        self, record: JobRecord, turn: Turn, waiting: WaitingTurn, left: LeftContext, most: int
+    ) -> Miss | None:
+        """Count what was lost of the first `most` tokens; returns the larger of what diverged and
+        what had left the cache."""
+        pool, same = self._host.pool, self._same_tokens(turn, waiting.prompt, left, most)
+        same_units = same if pool.has_one_group or same == most else 0
+        could_hit = max(0, same_units - pool.dropped_tokens)
+        num_gone = max(0, could_hit - turn.hit_tokens)
+        num_diverged = max(0, most - pool.dropped_tokens - max(could_hit, turn.hit_tokens))
         if num_diverged:
             self._add_miss(record, "diverged", num_diverged)
-        gone = self._gone(turn, expected, num_gone) if num_gone else None
+        gone = self._gone(turn, left, waiting.tool, num_gone) if num_gone else None
         if gone is not None:
             self._add_miss(record, gone.reason, num_gone)
         if num_diverged <= num_gone:
             return gone
-        miss = Miss("diverged", num_diverged, dict(expected.divergence or {}))
-        difference = expected.difference
-        if difference is not None and self._may_wait.acquire(blocking=False):
-            describe = partial(self._describe, miss, difference)
-            forget = self._may_wait.release
+        return self._diverged(turn, waiting.prompt, left, same, num_diverged)
+
+    def _same_tokens(self, turn: Turn, prompt: Prompt, left: LeftContext, most: int) -> int:
+        """Count the tokens, in whole blocks, that a prompt shares with what was left."""
+        if turn.common_tokens >= most:
+            return most
+        num_blocks = left.common_blocks(prompt.block_hashes)
+        if num_blocks is not None:
+            return min(num_blocks * self._host.pool.block_tokens, most)
+        # a new job knows nothing of the old one
+        return most if turn.job.finished_s is None else turn.common_tokens
+
+    def _diverged(
+        self, turn: Turn, prompt: Prompt, left: LeftContext, same_tokens: int, num_tokens: int
+    ) -> Miss:
+        """Say where the prompt differs behind the tokens that are the same, and what that tells."""
+        has_other_keys = hash(prompt.cache_keys) != left.cache_keys
+        within = self._host.pool.block_tokens
+        kind = "start" if same_tokens < left.first_prompt_tokens else "history"
+        if has_other_keys:
+            kind = "cache_keys"
+        elif same_tokens + within > left.num_prompt_tokens:
+            kind = "reply"
+        elif len(prompt.token_ids) < left.num_prompt_tokens:
+            kind = "compacted"
+        facts = {"diverged_at": same_tokens, "of_tokens": left.num_tokens, "kind": kind}
+        miss = Miss("diverged", num_tokens, facts)
+        is_shown = left.token_ids and not has_other_keys
+        if is_shown and self._may_wait.acquire(blocking=False):
+            known = left.token_ids, left.num_prompt_tokens, left.first_prompt_tokens
+            difference = Difference(same_tokens, within, *known, prompt.token_ids)
+            describe, forget = partial(self._describe, miss, difference), self._may_wait.release
             self._worker.do(describe, turn.job.client, can_wait=True, or_else=forget)
         return miss
 
@@ -249,9 +243,9 @@ class MissWatcher:
         self._may_wait.release()
         miss.facts = {**miss.facts, **difference.described(self._host.decode)}
 
-    def _gone(self, turn: Turn, expected: Expected, num_tokens: int) -> Miss:
-        left = expected.left
-        assert left is not None
+    def _gone(
+        self, turn: Turn, left: LeftContext, tool: Mapping[str, Any], num_tokens: int
+    ) -> Miss:
         pin = left.last_pin
         if left.finished_s <= self._reset_s:  # equal if it ended in the pause
             ago_s = max(0.0, turn.arrived_s - self._reset_s)
@@ -259,9 +253,9 @@ class MissWatcher:
         if pin is None:
             # It was never pinned, or is missing although it was.
             reason: MissReason = "other" if left.num_blocks else "ttl"
-            return Miss(reason, num_tokens, {**expected.tool, "ttl_s": left.undecided_ttl_s})
+            return Miss(reason, num_tokens, {**tool, "ttl_s": left.undecided_ttl_s})
         facts = {
-            **expected.tool,
+            **tool,
             "ttl_s": left.undecided_ttl_s if pin.ttl_s is None else pin.ttl_s,
             "ended_by": pin.end,
             # negative where memory went while the turn waited
@@ -306,7 +300,7 @@ class MissWatcher:
             self._forget_prompt(next(iter(self._prompts)))
 
     def on_aborted(self, event: Aborted) -> None:
-        waited = self._expected.pop(event.turn.request_id, None) is not None
+        waited = self._waiting.pop(event.turn.request_id, None) is not None
         if not (waited or event.is_held):
             self._let_go(event.job_id, "aborted")
 

@@ -153,7 +153,7 @@ def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [job for job in range(10) if record.knows(f"j{job}")] == [6, 7, 8, 9]
     assert [len(turns_of(engine, f"j{job}")) for job in range(2, 10)] == [2, 3, 4, 5, 5, 5, 5, 5]
     assert sum(len(left.block_hashes) for left in record._prompts.values()) <= 30
-    assert not record._expected
+    assert not record._waiting
 
 
 def test_without_hashes_a_divergence_is_found_by_checkpoints(
