@@ -7,7 +7,6 @@ server (docs/reference/compatibility.md names the versions); the values are made
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -19,96 +18,71 @@ pytestmark = pytest.mark.asyncio
 
 SESSION = "0c0ffee0-1111-4222-8333-444455556666"
 THREAD = "0c0ffee0-7777-4888-8999-aaaabbbbcccc"
+CHAT, ANTHROPIC, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+SAID = {"messages": [{"role": "user", "content": "do it"}]}
+TOOL = {"tools": [{"type": "function", "function": {"name": "bash"}}]}
+CLAUDE = {"x-app": "cli", "x-claude-code-session-id": SESSION}
+CLAUDE_BODY = {
+    **SAID,
+    "tools": [{"name": "Bash", "input_schema": {}}],
+    "metadata": {"user_id": f'{{"session_id":"{SESSION}"}}'},
+    "stream": True,
+}
+OPENCODE = {"x-session-id": "ses_main", "x-session-affinity": "ses_main"}
 
 
-@dataclass(frozen=True)
-class Sent:
-    """One request of an agent and the tags that it must have for the engine."""
-
-    what: str
-    path: str
-    headers: dict[str, str]
-    body: dict[str, Any]
-    tags: dict[str, Any] = field(default_factory=dict)
-
-
-def chat(tool: str | None, **fields: Any) -> dict[str, Any]:
-    tools = [] if tool is None else [{"type": "function", "function": {"name": tool}}]
-    messages = [{"role": "user", "content": "do it"}]
-    return {"messages": messages, **({"tools": tools} if tools else {}), **fields}
-
-
-def claude_code(what: str, tools: list[str], tags: dict[str, Any], **headers: str) -> Sent:
+def codex(thread: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The headers and the body of one of its threads, which says all of it again."""
+    parent = {"x-codex-parent-thread-id": SESSION} if thread != SESSION else {}
+    named = {"session_id": SESSION, "thread_id": thread, **parent}
     body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "do it"}],
-        "tools": [{"name": name, "input_schema": {}} for name in tools],
-        "metadata": {"user_id": f'{{"session_id":"{SESSION}"}}'},
-        "stream": True,
-    }
-    names = {"x-app": "cli", "x-claude-code-session-id": SESSION, **headers}
-    return Sent(f"Claude Code, {what}", "/v1/messages", names, body, tags)
-
-
-def codex(what: str, thread: str, tags: dict[str, Any], *, proxied: bool = False) -> Sent:
-    is_child = thread != SESSION
-    parent = {"x-codex-parent-thread-id": SESSION} if is_child else {}
-    headers = {"session-id": SESSION, "thread-id": thread, "originator": "codex_exec", **parent}
-    body = {
-        "model": "m",
         "input": [{"type": "message", "role": "user", "content": "do it"}],
         "tools": [{"type": "function", "name": "exec_command"}],
         "prompt_cache_key": SESSION,  # a sub-agent sends its session's, too
-        "client_metadata": {"session_id": SESSION, "thread_id": thread, **parent},
+        "client_metadata": named,
         "store": False,
     }
-    return Sent(f"Codex, {what}", "/v1/responses", {} if proxied else headers, body, tags)
+    headers = {name.replace("_id", "-id"): text for name, text in named.items()}
+    return {**headers, "originator": "codex_exec"}, body
 
 
-def opencode(what: str, session: str, tool: str | None, tags: dict[str, Any]) -> Sent:
-    """A request of OpenCode or Kilo Code, which send the same."""
-    headers = {"x-session-id": session, "x-session-affinity": session}
-    if session == "ses_child":
-        headers["x-parent-session-id"] = "ses_main"
-    return Sent(f"OpenCode, {what}", "/v1/chat/completions", headers, chat(tool), tags)
+def child(job_id: str, parent: str = SESSION) -> dict[str, str]:
+    return {"job_id": job_id, "parent_job_id": parent}
 
 
-def openhands(what: str) -> Sent:
-    body = chat("terminal", prompt_cache_key=SESSION)
-    return Sent(f"OpenHands, {what}", "/v1/chat/completions", {}, body, {"job_id": SESSION})
-
-
-CHILD_OF_CLAUDE = {"job_id": f"{SESSION}/a1b2", "parent_job_id": SESSION}
-CHILD_OF_CODEX = {"job_id": THREAD, "parent_job_id": SESSION}
-SENT = [
-    claude_code("main", ["Bash", "Agent"], {"job_id": SESSION}),
-    claude_code("title", [], {"job_id": SESSION}),
-    claude_code("sub-agent", ["Bash"], CHILD_OF_CLAUDE, **{"x-claude-code-agent-id": "a1b2"}),
-    claude_code(
-        "sub-agent's sub-agent",
-        ["Bash"],
-        {"job_id": f"{SESSION}/c3", "parent_job_id": f"{SESSION}/a1b2"},
-        **{"x-claude-code-agent-id": "c3", "x-claude-code-parent-agent-id": "a1b2"},
+MAIN, OF_CODEX = {"job_id": SESSION}, child(THREAD)
+AGENT, INNER = (
+    {"x-claude-code-agent-id": "a1b2"},
+    {"x-claude-code-agent-id": "c3", "x-claude-code-parent-agent-id": "a1b2"},
+)
+SENT: dict[str, tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    "Claude Code": (ANTHROPIC, CLAUDE, CLAUDE_BODY, MAIN),
+    "its sub-agent": (ANTHROPIC, CLAUDE | AGENT, CLAUDE_BODY, child(f"{SESSION}/a1b2")),
+    "that one's sub-agent": (
+        *(ANTHROPIC, CLAUDE | INNER, CLAUDE_BODY),
+        child(f"{SESSION}/c3", f"{SESSION}/a1b2"),
     ),
-    codex("main", SESSION, {"job_id": SESSION}),
-    codex("sub-agent", THREAD, CHILD_OF_CODEX),
-    codex("main behind a proxy", SESSION, {"job_id": SESSION}, proxied=True),
-    codex("sub-agent behind a proxy", THREAD, CHILD_OF_CODEX, proxied=True),
-    opencode("main", "ses_main", "bash", {"job_id": "ses_main"}),
-    opencode("title", "ses_main", None, {"job_id": "ses_main"}),
-    opencode(
-        "sub-agent", "ses_child", "bash", {"job_id": "ses_child", "parent_job_id": "ses_main"}
+    "Codex": (RESPONSES, *codex(SESSION), MAIN),
+    "Codex' sub-agent": (RESPONSES, *codex(THREAD), OF_CODEX),
+    "Codex behind a proxy": (RESPONSES, {}, codex(SESSION)[1], MAIN),
+    "its sub-agent there": (RESPONSES, {}, codex(THREAD)[1], OF_CODEX),
+    "OpenCode": (CHAT, OPENCODE, SAID | TOOL, {"job_id": "ses_main"}),
+    "OpenCode's title": (CHAT, OPENCODE, SAID, {"job_id": "ses_main"}),
+    "OpenCode's sub-agent": (
+        CHAT,
+        {"x-session-id": "ses_child", "x-parent-session-id": "ses_main"},
+        SAID | TOOL,
+        child("ses_child", "ses_main"),
     ),
-    openhands("main"),
-    openhands("sub-agent"),
-]
+    "OpenHands": (CHAT, {}, {**SAID, **TOOL, "prompt_cache_key": SESSION}, MAIN),
+}
 
 
-async def tags_in_engine(sent: Sent) -> dict[str, Any]:
+async def tags_in_engine(path: str, headers: dict[str, str], body: dict[str, Any]) -> Any:
     """The tags that the scheduler finds: in vllm_xargs, else in the header that vLLM reads."""
     transport = httpx.ASGITransport(make_app())
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        reply = await client.post(sent.path, json=sent.body, headers=sent.headers)
+        reply = await client.post(path, json={"model": "m", **body}, headers=headers)
     assert reply.status_code == 200, reply.text
     answer = reply.json()
     native = answer["headers"].get("x-session-id")
@@ -116,16 +90,16 @@ async def tags_in_engine(sent: Sent) -> dict[str, Any]:
     return {**({"job_id": native} if native else {}), **tags}
 
 
-@pytest.mark.parametrize("sent", SENT, ids=lambda sent: sent.what)
-async def test_an_agents_request_gets_its_tags(sent: Sent) -> None:
+@pytest.mark.parametrize("name", SENT)
+async def test_an_agents_request_gets_its_tags(name: str) -> None:
     """Sub-agents are jobs of their own with a parent; the engine tells titles from turns."""
-    assert await tags_in_engine(sent) == sent.tags
+    *sent, tags = SENT[name]
+    assert await tags_in_engine(*sent) == tags
 
 
 @pytest.mark.parametrize(
     ("fields", "job_id"),
     [
-        ({"prompt_cache_key": SESSION}, SESSION),
         ({"prompt_cache_key": SESSION, "tools": []}, None),
         ({"prompt_cache_key": "my-app"}, None),
         ({"prompt_cache_key": [SESSION]}, None),
@@ -138,5 +112,4 @@ async def test_a_cache_key_is_a_job_only_as_agents_send_it(
     fields: dict[str, Any], job_id: str | None
 ) -> None:
     """It is a UUID in a request that offers tools and names no job otherwise."""
-    sent = Sent("cache key", "/v1/chat/completions", {}, chat("bash", **fields))
-    assert (await tags_in_engine(sent)).get("job_id") == job_id
+    assert (await tags_in_engine(CHAT, {}, {**SAID, **TOOL, **fields})).get("job_id") == job_id
