@@ -10,11 +10,11 @@ policies it forwards every call, and knows whose it is only where the front end 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.logger import init_logger
@@ -123,9 +123,9 @@ class AgentKVMiddleware:
         if verifier is not None and not verifier.verify_token(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        body, messages = await read_body(receive)
-        if body is None:
-            await self._app(scope, replay(messages, receive), send)
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return
         passed_over: list[TagError] = []
         try:
@@ -145,8 +145,7 @@ class AgentKVMiddleware:
             )
         if folded is not body:
             scope = with_content_length(scope, len(folded))
-            messages = [{"type": "http.request", "body": folded, "more_body": False}]
-        await self._app(scope, replay(messages, receive), send)
+        await self._app(scope, behind(folded, receive), send)
 
 
 def _page(scope: Scope) -> Response | None:
@@ -209,12 +208,9 @@ def fold(body: bytes, headers: Mapping[str, str], passed_over: list[TagError]) -
     to `passed_over`.
     """
     request = _parse_object(body)
-    if request is None:
-        return body
-    xargs = request.get(_XARGS)
-    if xargs is None:
-        xargs = {}
-    elif not isinstance(xargs, dict):
+    given = None if request is None else request.get(_XARGS)
+    xargs = {} if given is None else given
+    if request is None or not isinstance(xargs, dict):
         return body
     nested = request.get("extra_body")
     places = (request, nested if isinstance(nested, dict) else {}, xargs)
@@ -232,13 +228,12 @@ def fold_into_sampling(
     """Return the body with the tags of the headers under `sampling_params.extra_args`, whose own
     come first; TagError and `passed_over` as of `fold`."""
     request = _parse_object(body)
-    params = request.get("sampling_params") if request is not None else None
+    params = None if request is None else request.get("sampling_params")
     own = (params.get("extra_args") or {}) if isinstance(params, dict) else None
     if request is None or not isinstance(own, dict):
         return body
     extra_args = {**own, **_as_xargs(_collect(({}, {}, own), headers, passed_over))}
-    sampling = {**request["sampling_params"], "extra_args": extra_args}
-    return _with_member(body, request, "sampling_params", sampling)
+    return _with_member(body, request, "sampling_params", {**params, "extra_args": extra_args})
 
 
 def _parse_object(body: bytes) -> dict[str, Any] | None:
@@ -282,29 +277,17 @@ def _with_member(body: bytes, request: dict[str, Any], name: str, value: dict[st
     return b"".join((body[:closing], separator, member, body[closing:]))
 
 
-async def read_body(receive: Receive) -> tuple[bytes | None, list[Message]]:
-    """Return the whole body and its ASGI messages; the body is None if the client disconnected."""
-    messages: list[Message] = []
-    while True:
-        message = await receive()
-        messages.append(message)
-        if message["type"] != "http.request":
-            return None, messages
-        if not message.get("more_body", False):
-            return b"".join(part.get("body", b"") for part in messages), messages
-
-
-def replay(messages: Iterable[Message], receive: Receive) -> Receive:
-    """Return a `receive` that yields these messages first, then those of the connection.
+def behind(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields this body first, then what comes on the connection.
 
     vLLM calls `receive` again after the body to learn of a disconnect and cancel the request.
     """
-    pending = deque(messages)
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive_replayed() -> Message:
-        return pending.popleft() if pending else await receive()
+    async def receive_body_first() -> Message:
+        return pending.pop() if pending else await receive()
 
-    return receive_replayed
+    return receive_body_first
 
 
 def with_content_length(scope: Scope, num_bytes: int) -> Scope:
