@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from argparse import SUPPRESS, Action, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +36,6 @@ from .versions import OLDEST, is_too_old, missing_names, version_problem
 SCHEDULER = "agentkv.integrations.vllm.engine.scheduler.make_scheduler"
 MIDDLEWARE = "agentkv.integrations.vllm.api.middleware.AgentKVMiddleware"
 RUN_OUTPUT_FLAG = "--run-output-dir"
-ADMIN_KEY_FLAG = "--agentkv-admin-key"
 FRONT_END_FLAG = "--agentkv-front-end"
 POLICY_VARIABLE = "AGENTKV_POLICY"
 SETTINGS_VARIABLE = "AGENTKV_SETTINGS"
@@ -198,8 +197,8 @@ def _add_keys(args: Any, settings: Settings) -> None:
     given = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
     if admin_key and not given and not names:
         raise AgentKVError(
-            f"{ADMIN_KEY_FLAG} (or {ADMIN_KEY_VARIABLE}) is given, but no --api-key: without keys "
-            "everybody sees all jobs. Give each client a key, or leave the admin key out"
+            f"{ADMIN_KEY_VARIABLE} is given, but no --api-key: without keys everybody sees all "
+            "jobs. Give each client a key, or leave the admin key out"
         )
     if settings.client_header is not None and (given or names):
         raise SettingsError(
@@ -209,13 +208,6 @@ def _add_keys(args: Any, settings: Settings) -> None:
     added = [key for key in (*names, admin_key) if key and key not in given]
     if added:
         args.api_key = [*given, *added]
-
-
-class _KeepInEnvironment(Action):
-    """Puts the admin key where the API servers read it, and into no argument that vLLM logs."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        os.environ[ADMIN_KEY_VARIABLE] = values
 
 
 def policy_asked_for(engine_args: Any) -> str | None:
@@ -255,7 +247,7 @@ def _given_settings(engine_args: Any) -> Any:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Extend vLLM's own flags on `parser`, and add three of our own.
+    """Extend vLLM's own flags on `parser`, and add two of our own.
 
     `--enable-prompt-tokens-details` gets the default None: cached tokens are reported under our
     policies, and as stock does under the others, unless the user says which.
@@ -274,14 +266,6 @@ def add_flags(parser: ArgumentParser) -> None:
             metavar="DIR",
             default=None,
             help="agentkv: folder that gets the event log",
-        )
-        parser.add_argument(
-            ADMIN_KEY_FLAG,
-            action=_KeepInEnvironment,
-            default=SUPPRESS,
-            metavar="KEY",
-            help="agentkv: an API key that sees the jobs of all clients; better in the environment "
-            f"variable {ADMIN_KEY_VARIABLE}, since other users of the machine see arguments",
         )
         parser.add_argument(
             FRONT_END_FLAG,

@@ -24,8 +24,9 @@ def server(server_pool: ServerPool, tiny_model_dir: Path) -> ServerProcess:
         tiny_model_dir,
         *TINY_ARGS,
         *("--api-server-count", "2", "--disable-log-stats"),
-        *("--api-key", ALICE, BOB, "--agentkv-admin-key", ADMIN),
+        *("--api-key", ALICE, BOB),
         policy="agentkv",
+        environment={"AGENTKV_ADMIN_KEY": ADMIN},
     )
 
 
