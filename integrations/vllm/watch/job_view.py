@@ -186,33 +186,29 @@ class JobView:
 
     def take(self, entry: Entry) -> None:
         """Apply the next event; an unknown one is ignored."""
-        self.ended_s = max(self.ended_s, float(entry["at_s"]))
+        self.ended_s = max(self.ended_s, entry["at_s"])
         self.entries.append(entry)
-        handler = _HANDLERS.get(entry["event"])
+        handler = getattr(self, f"_on_{entry['event']}", None)
         if handler is not None:
-            handler(self, entry)
+            handler(entry)
 
     def _on_arrival(self, entry: Entry) -> None:
-        is_retry = bool(entry.get("retry"))
-        if parent_job_id := entry.get("parent"):
-            self.parent_job_id = str(parent_job_id)
-        self._add(int(entry["turn"]), float(entry["at_s"]), entry, is_retry=is_retry)
+        self.parent_job_id = entry.get("parent") or self.parent_job_id
+        self._add(entry["turn"], entry["at_s"], entry)
 
-    def _add(
-        self, number: int | None, at_s: float, entry: Entry, *, is_retry: bool = False
-    ) -> None:
-        turn = TurnView(number, at_s, int(entry["prompt_length"]), is_retry)
+    def _add(self, number: int | None, at_s: float, entry: Entry) -> None:
+        turn = TurnView(number, at_s, entry["prompt_length"], bool(entry.get("retry")))
         self.turns.append(turn)
         self._waiting.append(turn)
 
-    def _on_started(self, entry: Entry) -> None:
-        at_s, prompt_tokens = float(entry["at_s"]), int(entry["prompt_length"])
+    def _on_waiting_to_running(self, entry: Entry) -> None:
+        at_s, prompt_tokens = entry["at_s"], entry["prompt_length"]
         if not self._waiting:
             self._add(None, at_s - entry["waited_s"], entry)
         same = [turn for turn in self._waiting if turn.prompt_tokens == prompt_tokens]
         turn = (same or self._waiting)[0]
         turn.started_s = at_s
-        turn.hit_tokens = int(entry["hit_length"])
+        turn.hit_tokens = entry["hit_length"]
         turn.is_later, turn.is_side_request = entry["is_later"], entry["is_side_request"]
         if not turn.is_side_request:
             self.tokens.add_prompt(prompt_tokens, turn.hit_tokens, is_later=turn.is_later)
@@ -226,9 +222,8 @@ class JobView:
     def _on_reuse(self, entry: Entry) -> None:
         if self._running:
             turn = self._running[-1]
-            turn.turn = int(entry["turn"])
-            turn.expected_tokens = int(entry["expected_tokens"])
-            turn.miss = entry.get("miss")
+            turn.turn, turn.miss = entry["turn"], entry.get("miss")
+            turn.expected_tokens = entry["expected_tokens"]
             self.tokens.expected_tokens += turn.expected_tokens
             if turn.miss is not None:
                 recomputed, reason = self.tokens.recomputed_tokens, turn.miss["reason"]
@@ -236,9 +231,9 @@ class JobView:
 
     def _on_preempted(self, entry: Entry) -> None:
         if self._running:
-            self._running[-1].preempted_s.append(float(entry["at_s"]))
+            self._running[-1].preempted_s.append(entry["at_s"])
 
-    def _on_ended(self, entry: Entry) -> None:
+    def _on_finish(self, entry: Entry) -> None:
         is_finished = entry["event"] == "finish"
         ending = self._running or self._waiting
         if not ending:
@@ -248,9 +243,11 @@ class JobView:
             turn.output_tokens = entry["output_length"]
             turn.ttft_s, self._finished = entry["ttft_s"], turn
             self.tokens.output_tokens += 0 if turn.is_side_request else turn.output_tokens
-        turn.ended_s, turn.is_aborted = float(entry["at_s"]), not is_finished
+        turn.ended_s, turn.is_aborted = entry["at_s"], not is_finished
         if turn.started_s is not None and not self._running:
             self._idle_since_s = turn.ended_s
+
+    _on_aborted = _on_finish
 
     def _on_decision(self, entry: Entry) -> None:
         turn = self._finished
@@ -260,35 +257,21 @@ class JobView:
             turn.pin.said[:1] = [entry]
 
     def _on_pinned(self, entry: Entry) -> None:
-        pin = PinView(float(entry["at_s"]), int(entry["blocks"]), [entry])
+        pin = PinView(entry["at_s"], entry["blocks"], [entry])
         self.pins.append(pin)
         if self._finished is not None:
             self._finished.pin = pin
 
     def _on_unpinned(self, entry: Entry) -> None:
-        at_s = float(entry["at_s"])
+        at_s = entry["at_s"]
         if not self.pins or self.pins[-1].ended_s is not None:
-            self.pins.append(PinView(at_s - entry["held_s"], int(entry["blocks"])))
+            self.pins.append(PinView(at_s - entry["held_s"], entry["blocks"]))
         pin = self.pins[-1]
-        pin.ended_s, pin.end = at_s, str(entry.get("reason", "unknown"))
+        pin.ended_s, pin.end = at_s, entry["reason"]
         pin.said.append(entry)
 
     def _on_closed(self, entry: Entry) -> None:
-        self.close_reason = str(entry.get("reason", ""))
-
-
-_HANDLERS: Mapping[str, Callable[[JobView, Entry], None]] = {
-    "arrival": JobView._on_arrival,
-    "waiting_to_running": JobView._on_started,
-    "reuse": JobView._on_reuse,
-    "preempted": JobView._on_preempted,
-    "finish": JobView._on_ended,
-    "aborted": JobView._on_ended,
-    "decision": JobView._on_decision,
-    "pinned": JobView._on_pinned,
-    "unpinned": JobView._on_unpinned,
-    "closed": JobView._on_closed,
-}
+        self.close_reason = entry["reason"]
 
 
 def job_views(job_id: str, entries: Iterable[Entry], engine: int | None = None) -> list[JobView]:
@@ -296,7 +279,7 @@ def job_views(job_id: str, entries: Iterable[Entry], engine: int | None = None) 
     views: list[JobView] = []
     for entry in entries:
         if not views or (views[-1].close_reason and entry["event"] == "arrival"):
-            at_s = float(entry["at_s"])
+            at_s = entry["at_s"]
             views.append(JobView(job_id, engine, at_s, at_s, len(views) + 1))
         views[-1].take(entry)
     return views

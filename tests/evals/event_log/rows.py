@@ -21,11 +21,13 @@ def arrival(at_s: float, turn: int, prompt: int) -> ROW:
 
 def start(at_s: float, prompt: int, hit: int, expected: int, waited_s: float = 0.0) -> ROW:
     lengths = {"prompt_length": prompt, "hit_length": hit, "expected_hit_length": expected}
-    return event("waiting_to_running", at_s, **lengths, waited_s=waited_s)
+    kind = {"is_later": expected > 0, "is_side_request": False}
+    return event("waiting_to_running", at_s, **lengths, **kind, waited_s=waited_s)
 
 
-def finish(at_s: float, turn: int, context: int) -> ROW:
-    return event("finish", at_s, turn=turn, context_length=context)
+def finish(at_s: float, turn: int, context: int, output: int = 13) -> ROW:
+    lengths = {"context_length": context, "output_length": output}
+    return event("finish", at_s, turn=turn, **lengths, ttft_s=None)
 
 
 def pinned(at_s: float, blocks: int) -> ROW:
@@ -55,7 +57,7 @@ TWO_TURNS = [
     event("evicted", 5.25, lost_tokens=32),
     start(5.25, 160, 80, 112, 0.25),
     event("reuse", 5.25, turn=2, expected_tokens=112, miss=MISS),
-    finish(6.0, 2, 176),
+    finish(6.0, 2, 176, 17),
     pinned(6.0, 11),
     unpinned(6.5, "released", 11, 0.5),
     event("closed", 6.5, **CLOSED),

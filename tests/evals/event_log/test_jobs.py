@@ -141,14 +141,17 @@ def test_a_first_turn_is_a_jobs_first() -> None:
 
 NUMBERS = {
     "arrival": ("turn", "prompt_length"),
-    "waiting_to_running": ("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+    "waiting_to_running": (
+        *("prompt_length", "hit_length", "expected_hit_length", "waited_s"),
+        *("is_later", "is_side_request"),
+    ),
     "reuse": ("turn", "expected_tokens"),
     "resumed": ("hit_length",),
     "evicted": ("lost_tokens",),
-    "finish": ("turn", "context_length"),
+    "finish": ("turn", "context_length", "output_length", "ttft_s"),
     "pinned": ("blocks", "ttl_s"),
-    "unpinned": ("blocks", "held_s"),
-    "closed": ("turns",),
+    "unpinned": ("blocks", "held_s", "reason"),
+    "closed": ("turns", "reason"),
 }
 NAMES = (*NUMBERS, "preempted", "aborted", "tool_started", "tool_finished", "decision")
 

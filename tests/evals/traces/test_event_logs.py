@@ -28,7 +28,7 @@ from tests.evals.event_log.rows import (
 
 def turn(number: int, at_s: float, prompt: int, output: int, **details: Any) -> list[ROW]:
     """A turn that starts at once and takes a second."""
-    done = finish(at_s + 1.0, number, 0) | {"output_length": output}
+    done = finish(at_s + 1.0, number, 0, output)
     return [arrival(at_s, number, prompt) | details, start(at_s, prompt, 0, 0), done]
 
 
