@@ -228,9 +228,9 @@ def fold_into_sampling(
     """Return the body with the tags of the headers under `sampling_params.extra_args`, whose own
     come first; TagError and `passed_over` as of `fold`."""
     request = _parse_object(body)
-    params = None if request is None else request.get("sampling_params")
+    params = {} if request is None else request.get("sampling_params")
     own = (params.get("extra_args") or {}) if isinstance(params, dict) else None
-    if request is None or not isinstance(own, dict):
+    if request is None or not isinstance(params, dict) or not isinstance(own, dict):
         return body
     extra_args = {**own, **_as_xargs(_collect(({}, {}, own), headers, passed_over))}
     return _with_member(body, request, "sampling_params", {**params, "extra_args": extra_args})
