@@ -24,7 +24,7 @@ COMMANDS = {
     ),
     "doctor": ("integrations.vllm.doctor", "", "check the installation and a server"),
     "verify-pin": ("evals.commands.verify_pin", "bench", "check that pins last and end"),
-    "record": ("evals.commands.record", "", "show a server's jobs, or what agents' logs have"),
+    "record": ("evals.commands.record", "", "show the jobs of a server or a run"),
     "explain": ("evals.commands.explain", "", "say why turns of a job missed the cache"),
     "bench": ("evals.commands.bench", "bench", "play agent jobs on servers, and measure them"),
     "simulate": ("evals.simulator.simulate", "bench,vllm", "compare policies without a server"),

@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agentkv.command_line import positive, seconds, whole_number
+from agentkv.command_line import positive, whole_number
 
-from .traces.logs import is_event_log
 from .workload.kinds import TOOLS
-from .workload.plans import RECORDED, Workload
+from .workload.plans import Workload
 from .workload.workloads import WORKLOADS, make_workload
 
 _WORKLOAD_FLAGS = (
-    *("trace", "jobs", "duration", "jps", "concurrency", "arrivals", "turns", "tools"),
+    *("trace", "jobs", "jps", "concurrency", "turns", "tools"),
     *("max_context_tokens", "token_scale", "seed"),
 )
 
@@ -41,11 +40,9 @@ def add_server(parser: Any, model: str = "default: the first that the server off
     parser.add_argument("--api-key", help="sent as a bearer token")
 
 
-def add_kept(parser: Any, out: str, *, is_required: bool = False, resume: str = "") -> None:
-    """Add `--out` with its help text and `--force`; `--resume` where a help text is given."""
+def add_kept(parser: Any, out: str, *, is_required: bool = False) -> None:
+    """Add `--out` with its help text, and `--force`."""
     parser.add_argument("--out", metavar="DIR", required=is_required, help=out)
-    if resume:
-        parser.add_argument("--resume", action="store_true", help=resume)
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
@@ -59,7 +56,6 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     trace = "a log, or a folder of logs, of agents or of a server; implies the workload trace"
     add("--trace", metavar="FILE", help=trace)
     add("--jobs", type=count, metavar="N", help="how many jobs")
-    add("--duration", type=seconds, metavar="S", help="instead: all that arrive within S seconds")
     add("--jps", type=positive, metavar="R", help="jobs that arrive per second")
     add("--concurrency", type=count, metavar="N", help="instead: always N jobs at once")
     add("--turns", type=count, metavar="N", help="turns a job at most")
@@ -73,20 +69,12 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
 
 def fill_in(options: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Apply defaults to flags that were left out, unless another flag says the same thing."""
-    is_recorded = False
     if options.trace is not None:
         defaults = defaults | {"workload": "trace"}
-        has_load = options.jps is not None or options.concurrency is not None
-        is_recorded = not has_load and is_event_log(Path(options.trace))
-    options.arrivals = RECORDED if is_recorded else None
-    is_settled = {
-        "jobs": options.duration is not None or is_recorded,
-        "duration": options.jobs is not None or is_recorded,
-        "jps": options.concurrency is not None or is_recorded,
-        "concurrency": options.jps is not None or is_recorded,
-    }
+    has_load = options.jps is not None or options.concurrency is not None
     for name, value in defaults.items():
-        if getattr(options, name) is None and not is_settled.get(name, False):
+        is_said = name in ("jps", "concurrency") and has_load
+        if getattr(options, name) is None and not is_said:
             setattr(options, name, value)
 
 
@@ -96,10 +84,8 @@ def workload_of(options: argparse.Namespace) -> Workload:
         options.workload or "reference",
         seed=options.seed,
         num_jobs=options.jobs,
-        duration_s=options.duration,
         jps=options.jps,
         concurrency=options.concurrency,
-        arrivals=options.arrivals,
         max_turns=options.turns,
         tools=options.tools,
         trace=None if options.trace is None else Path(options.trace),

@@ -306,12 +306,8 @@ def _by_turn(answered: Sequence[TurnOutcome]) -> dict[str, list[float | None]]:
     turns: list[list[TurnOutcome]] = [[] for _ in range(num_turns)]
     for turn in answered:
         turns[turn.turn].append(turn)
-    ttfts_ms = [[turn.to_first_token_s * 1000.0 for turn in same] for same in turns]
     return {
         "per_turn_avg_latency_ms": [mean([t.latency_s * 1000.0 for t in same]) for same in turns],
         "per_turn_avg_prompt_tokens": [mean([t.prompt_tokens for t in same]) for same in turns],
         "per_turn_avg_cached_tokens": [mean([t.cached_tokens for t in same]) for same in turns],
-        "per_turn_avg_ttft_ms": [mean(times) for times in ttfts_ms],
-        "per_turn_p99_ttft_ms": [quantile(times, 0.99) for times in ttfts_ms],
-        "per_turn_max_ttft_ms": [quantile(times, 1.0) for times in ttfts_ms],
     }

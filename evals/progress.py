@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from agentkv.visible import visible
 
@@ -26,30 +25,21 @@ def progress(label: str, total: int, what: str, *, every_s: float = 5.0) -> Iter
         call. A bar is redrawn at every call.
     """
     terminal = getattr(sys.stderr, "beneath", sys.stderr)  # below a VisibleStream
-    if terminal.isatty():
-        with _bar(label, total, what, terminal) as show:
-            yield show
-    else:
+    if not terminal.isatty():
         yield _lines(label, total, what, every_s)
-
-
-@contextmanager
-def _bar(label: str, total: int, what: str, terminal: TextIO) -> Iterator[Show]:
+        return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress
 
-    columns = (
-        *Progress.get_default_columns()[:2],
-        MofNCompleteColumn(),
-        TextColumn(f"{what} {{task.fields[text]}}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        *Progress.get_default_columns()[-1:],
-    )
-    with Progress(*columns, console=Console(file=terminal), transient=True) as bar:
-        task = bar.add_task(escape(label), total=total, text="")
-        yield lambda done, text: bar.update(task, completed=done, text=escape(visible(text)))
+    with Progress(console=Console(file=terminal), transient=True) as bar:
+        task = bar.add_task(escape(label), total=total)
+
+        def show(completed: int, text: str) -> None:
+            said = escape(visible(f"{label}: {completed} of {total} {what}: {text}"))
+            bar.update(task, completed=completed, description=said)
+
+        yield show
 
 
 def _lines(label: str, total: int, what: str, every_s: float) -> Show:

@@ -19,26 +19,13 @@ from .rows import TURNS_FILE, read_rows, read_runs
 
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
-CONDITIONS = {
-    "gpu": "on {}",
-    "model": "model {}",
-    "workload": "workload {}",
-    "tools": "{} tools",
-    "blocks": "pool of {} blocks",
-    "simulated": "simulated",
-    "num_gpus": "{} GPUs",
-    "turns": "{} turns a job at most",
-    "trace": "trace {}",
-    "token_scale": "tokens x {}",
-    "max_context_tokens": "contexts to {} tokens",
-    "max_num_seqs": "{} turns at once",
-    "max_num_batched_tokens": "batches to {} tokens",
-    "max_model_len": "server takes {} tokens",
-    "block_size": "blocks of {} tokens",
-    "arrivals": "arrivals {}",
-}
-"""What sets runs apart that cannot share a figure, in words."""
-_USUAL = {"num_gpus": 1, "token_scale": 1.0, "tools": "recorded", "arrivals": "poisson"}
+CONDITIONS = (
+    *("gpu", "model", "workload", "tools", "blocks", "simulated", "num_gpus", "turns", "trace"),
+    *("token_scale", "max_context_tokens", "max_num_seqs", "max_num_batched_tokens"),
+    *("max_model_len", "block_size"),
+)
+"""What sets runs apart that cannot share a figure."""
+_USUAL = {"num_gpus": 1, "token_scale": 1.0, "tools": "recorded"}
 
 
 def load_runs(paths: Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
@@ -110,7 +97,7 @@ def _setting(run: RunOutcome) -> tuple[tuple[str, str], ...]:
     given["workload"] = run.workload.get("name")
     # an endless pool is one of its policy: it stands next to any other
     given["blocks"] = None if run.policy.endswith("@infinite") else asked
-    given["simulated"] = "simulated" if run.metadata.get("is_simulated") else None
+    given["simulated"] = "yes" if run.metadata.get("is_simulated") else None
     return tuple(
         (name, _text(value))
         for name, value in given.items()
@@ -153,10 +140,8 @@ def heaviest(runs: pd.DataFrame) -> pd.DataFrame:
 
 def conditions(runs: pd.DataFrame) -> str:
     """The text under a figure: machine, workload, model, pool, n, seeds and commits."""
-    parts = [
-        CONDITIONS[name].format(value)
-        for name, value in dict.fromkeys(pair for each in runs["setting"] for pair in each)
-    ]
+    settings = dict.fromkeys(pair for each in runs["setting"] for pair in each)
+    parts = [f"{name.replace('_', ' ')} {value}" for name, value in settings]
     if "repeats" in runs:
         parts.append(f"n = {_range(runs['repeats'])} runs a point")
     else:

@@ -32,12 +32,9 @@ WORDS = (
 )
 """Of which prompts are made, at random by a seed: any two differ within a few words."""
 PREEMPTIONS = "vllm:num_preemptions_total"
-_PREFIXES = ("vllm:", "agentkv:")
-_NOT_SUMMED = ("_bucket", "_created", "_info")
 _TIMEOUT_S = 30.0  # an engine in the middle of a long prefill answers late
 _TURN_TIMEOUT_S = 300.0  # a cold CPU server may take a minute for one turn
 _CONNECT_TIMEOUT_S = 5.0
-_MAX_OUTPUT_TOKENS = 32
 
 
 class TurnError(AgentKVServerError):
@@ -72,7 +69,6 @@ class Snapshot:
     """One reading of `/metrics`."""
 
     usage_by_engine: Mapping[str, float]
-    num_unfinished: int
     num_finished: int
     cached_tokens: int
 
@@ -142,21 +138,12 @@ class ServerUnderTest:
         with _read(f"{answer.url} gives no tokens: {answer.text[:200]}; {hint}"):
             return sorted({int(token) for token in answer.json()["tokens"]})
 
-    def counters(self) -> dict[str, Any]:
-        """The plugin's totals, and `/metrics` summed over labels; empty where there are none.
-
-        `{"error": ...}` from a server that no longer answers: counters never end a measurement.
-        """
-        try:
-            page = self._request("GET", "/metrics")
-        except AgentKVServerError as error:
-            return {"error": str(error)}
-        found: dict[str, Any] = {"metrics": metric_totals(page.text) if page.is_success else {}}
-        try:
-            found["agentkv"] = self._api.stats()
-        except AgentKVServerError:  # a stock policy, or not vLLM at all
-            found["agentkv"] = None
-        return found
+    def preemptions(self) -> int | None:
+        """Requests preempted so far; None from a server that does not say: it ends no run."""
+        with suppress(AgentKVServerError):
+            if found := _samples(self._page()).get(PREEMPTIONS):
+                return int(sum(value for _, value in found))
+        return None
 
     def timestamps(self) -> dict[str, Any] | None:
         """The plugin's event log of each job; None on a server without one."""
@@ -169,27 +156,25 @@ class ServerUnderTest:
         """Read `/metrics` once."""
         return parse_snapshot(self._page())
 
-    def chat(
-        self, model: str, messages: list[dict[str, str]], *, job_id: str, is_last_step: bool
+    def complete(
+        self, body: Mapping[str, Any], *, job_id: str, is_last_step: bool
     ) -> dict[str, Any]:
-        """Run one turn of a job, greedily; returns the reply with its usage, or raises TurnError.
+        """Run one turn of a job; returns the reply with its usage and token ids.
 
-        Tags go in headers, which any server takes.
+        Tags go in headers, which any server takes. Raises TurnError.
         """
-        body = {"model": model, "messages": messages, "temperature": 0}
-        body["max_tokens"] = _MAX_OUTPUT_TOKENS
         tags = {"X-AgentKV-Job": job_id, "X-AgentKV-Last-Step": str(is_last_step).lower()}
-        path = "/v1/chat/completions"
+        path = "/v1/completions"
         try:
             response = self._http.post(path, json=body, headers=tags, timeout=_TURN_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise TurnError(f"the server did not answer: {error!r}") from error
         if not response.is_success:
             raise TurnError(f"HTTP {response.status_code}: {visible(response.text[:300])}")
-        with _read(f"no chat reply with its usage: {response.text[:300]}", TurnError):
+        with _read(f"no reply with usage and token ids: {response.text[:300]}", TurnError):
             answer: dict[str, Any] = response.json()
             int(answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"])
-            str(answer["choices"][0]["message"]["content"])
+            list(answer["choices"][0]["token_ids"])
             return answer
 
     def job(self, job_id: str) -> dict[str, Any]:
@@ -256,26 +241,9 @@ def _read(failure: str, error_type: type[AgentKVError] = AgentKVServerError) -> 
         raise error_type(visible(failure)) from error
 
 
-def metric_totals(page: str) -> dict[str, float]:
-    """Counters and gauges of vLLM and agentkv, and sums and counts of histograms, by name.
-
-    Empty for a page that is not Prometheus text.
-    """
-    try:
-        samples = _samples(page)
-    except AgentKVServerError:
-        return {}
-    return {
-        name: sum(value for _, value in found)
-        for name, found in samples.items()
-        if name.startswith(_PREFIXES) and not name.endswith(_NOT_SUMMED)
-    }
-
-
-def preemptions_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> int | None:
-    """Requests preempted between two readings of `counters`; None if one of them lacks it."""
-    first, second = (reading.get("metrics", {}).get(PREEMPTIONS) for reading in (before, after))
-    return None if first is None or second is None else int(second - first)
+def preempted_between(before: int | None, after: int | None) -> int | None:
+    """Requests preempted between two readings of `preemptions`; None if one of them lacks it."""
+    return None if before is None or after is None else after - before
 
 
 def parse_snapshot(page: str) -> Snapshot:
@@ -293,7 +261,6 @@ def parse_snapshot(page: str) -> Snapshot:
 
     return Snapshot(
         usage_by_engine={labels.get("engine", "0"): value for labels, value in usage},
-        num_unfinished=total("vllm:num_requests_running") + total("vllm:num_requests_waiting"),
         num_finished=total("vllm:request_success_total"),
         cached_tokens=total("vllm:prefix_cache_hits_total"),
     )

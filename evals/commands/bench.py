@@ -1,8 +1,7 @@
 """`agentkv bench`: play agent jobs on servers, and measure what they take.
 
-    agentkv bench --url http://localhost:8000 --jps 2 --duration 60      # on a running server
+    agentkv bench --url http://localhost:8000 --jps 2 --jobs 100         # on a running server
     agentkv bench --policy fcfs --policy agentkv --out runs/ab           # on servers of its own
-    agentkv bench --out runs/ab --resume                                 # where it broke off
     agentkv bench --policy agentkv -- --max-num-seqs 4                   # flags of its servers
 
 Jobs come in an open loop (--jps) or a closed one (--concurrency); their tools sleep as long as real
@@ -60,7 +59,7 @@ from ..rows import time_stamp, write_whole
 
 RESULT_FILE = "bench.json"
 DEFAULT_POLICIES = ("fcfs", DEFAULT_POLICY)
-RUNNING_SERVER = {"jps": 1.0, "duration": 60.0}
+RUNNING_SERVER = {"jps": 1.0, "jobs": 60}
 """Defaults of the workload with --url."""
 
 
@@ -83,8 +82,8 @@ class CPU:
 def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
-    plan.check_folders(resume=options.resume)
-    runs, trouble = _collect(plan, resume=options.resume)
+    plan.check_folders()
+    runs, trouble = _collect(plan)
     if trouble is not None:
         print(f"agentkv bench: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline, options.deadline)
@@ -114,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     return DONE if trouble is None and are_done and is_kept else FAILED
 
 
-def _collect(plan: BenchPlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
+def _collect(plan: BenchPlan) -> tuple[list[RunOutcome], str | None]:
     """The runs that were made, and the reason if not all of them were.
 
     Raises what a running server or the flags had against the first run.
@@ -123,7 +122,7 @@ def _collect(plan: BenchPlan, *, resume: bool) -> tuple[list[RunOutcome], str | 
     # a server that is starting must not outlive us: SIGTERM ends us as SIGINT does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for run in plan.play_all(resume=resume):
+        for run in plan.play_all():
             runs.append(run)
     except (AgentKVError, OSError) as error:
         if plan.url is not None and not runs:
@@ -189,8 +188,6 @@ def _check_running(options: argparse.Namespace, policies: Iterable[str]) -> None
         if getattr(options, name):
             flag = "flags after --" if name == "server_flags" else f"--{name.replace('_', '-')}"
             raise InputError(f"--url: the server runs already: leave out {flag}")
-    if options.resume and options.out is None:
-        raise InputError("--resume: give the --out of the runs to go on with")
 
 
 def report(runs: Sequence[RunOutcome], results: Sequence[PolicyResult], baseline: str) -> str:
@@ -234,10 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add = run.add_argument
     deadline_help = "also show the share of jobs that end within S seconds"
     add("--deadline", type=seconds, metavar="S", help=deadline_help)
-    add_kept(
-        run,
-        f"a folder a run, and {RESULT_FILE} (default bench-TIME; with --url nothing is kept)",
-        resume="keep the complete runs in --out, make the others",
-    )
+    kept = f"a folder a run, and {RESULT_FILE} (default bench-TIME; with --url nothing is kept)"
+    add_kept(run, kept)
     add_json(run)
     return parser

@@ -1,10 +1,9 @@
-"""`agentkv record`: the table of a server's jobs, of a run's, or of what a log of agents has.
+"""`agentkv record`: the table of a server's jobs, or of a run's.
 
 SOURCE is the URL of a server with the plugin, its scheduler_timestamps.jsonl (or that folder), the
 folder of a run, or a saved answer of GET /v1/agentkv/timestamps. Per job: the time between its
 turns, how much of each prompt was still in the cache, what eviction cost in the queue, and what
-became of its pins. Of other agents' logs, a file or a folder: turns, tokens, tools and broken
-prompts. Example: agentkv record ~/.claude/projects
+became of its pins. Example: agentkv record http://127.0.0.1:8000
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from agentkv.visible import visible
 
 from ..event_log import job_row, read_record, totals
 from ..tables import cell, text_table
-from ..traces.logs import is_event_log, read_files
-from ..traces.story import describe
-from ..traces.story import summary as summary_of_agents
+from ..traces.logs import is_event_log
 
 _MAX_LABEL_CHARS = 24
 _COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted")
@@ -41,12 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """0: read and shown. Raises InputError for bad usage."""
     options = _parser().parse_args(argv)
     if is_log_of_agents(options.source):
-        found = describe(read_files(Path(options.source)))
-        if not options.json:
-            print(visible(summary_of_agents(found), keep="\n"))
-        else:
-            print(json.dumps({"source": options.source, **found}))
-        return DONE
+        raise InputError(f"{options.source}: no event log of a server; explain reads agents' logs")
     near = options.job[0] if options.job else None
     record = read_record(options.source, api_key=options.api_key, near=near)
     jobs = _chosen(record.jobs, options.job)

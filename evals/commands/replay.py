@@ -19,7 +19,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from agentkv.command_line import DONE, add_json, command_parser, print_result, whole_number
+from agentkv.command_line import DONE, add_json, command_parser, print_result
 from agentkv.errors import InputError
 from agentkv.integrations.vllm.watch.job_view import TurnView
 from agentkv.policies.names import DEFAULT_POLICY, STOCK_POLICIES, simulated_policy
@@ -91,7 +91,7 @@ def sentences(document: Mapping[str, Any]) -> str:
     """The A/B in one sentence, and how well the replay of what really was fits."""
     stock, ours, measured = (document[name] for name in ("stock", "policy_run", "measured"))
     if not (stock["mean_s"] and ours["mean_s"]):
-        return "No job was completed in the replay: is the pool that --blocks names too small?"
+        return "No job was completed in the replay."
     least, most = STOCK_RANGE
     return (
         f"Your last {_span(document['span_s'])} under stock vLLM: mean job "
@@ -165,12 +165,10 @@ def _machine(record: Record, turns: Sequence[TurnView], options: argparse.Namesp
     from ..simulator.machine import Limits, machine_of, make_machine
 
     said = record.server
-    num_blocks = options.blocks or said.get("num_blocks")
-    block_tokens = options.block_size or said.get("block_size")
-    if num_blocks is None or block_tokens is None:
+    if not {"num_blocks", "block_size"} <= said.keys():
         raise InputError(
-            f"{record.source}: the log does not say how large the KV cache is: give --blocks N and "
-            "--block-size TOKENS"
+            f"{record.source}: the log does not say how large the KV cache is: give the server's "
+            "URL, its own file or the folder of a run"
         )
     if said.get("num_state_groups") and said["hit_tokens"] < said["block_size"]:
         raise InputError(
@@ -178,8 +176,8 @@ def _machine(record: Record, turns: Sequence[TurnView], options: argparse.Namesp
             f"{said['hit_tokens']} and blocks of {said['block_size']} tokens"
         )
     limits = Limits(
-        num_blocks=num_blocks + 1,  # and the null block
-        block_tokens=block_tokens,
+        num_blocks=said["num_blocks"] + 1,  # and the null block
+        block_tokens=said["block_size"],
         max_num_seqs=said.get("max_num_seqs"),
         max_num_batched_tokens=said.get("max_num_batched_tokens"),
         max_model_tokens=said.get("max_model_len"),
@@ -197,13 +195,11 @@ def _machine(record: Record, turns: Sequence[TurnView], options: argparse.Namesp
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("replay", __doc__)
-    add, count = parser.add_argument, whole_number(1)
+    add = parser.add_argument
     add("source", metavar="SOURCE", help="a server's URL, its event log, or the folder of a run")
     add("--policy", metavar="NAME", help="in place of the server's own policy")
     add("--gpu", metavar="NAME|FILE", help="its speed, as of `simulate`, in place of the log's")
     add("--model", metavar="NAME", help="with --gpu, as of `simulate`")
-    add("--blocks", type=count, metavar="N", help="blocks of the KV cache (default: the log's)")
-    add("--block-size", type=count, metavar="TOKENS", help="tokens of a block (the same)")
     add("--api-key", help="sent as a bearer token")
     add_json(parser)
     return parser

@@ -34,7 +34,7 @@ from agentkv.policies.names import STOCK_POLICIES, PolicyChoice
 from ..outcomes import JobOutcome, RunOutcome, TurnOutcome
 from ..progress import progress
 from ..rows import RunWriter, provenance, row_facts
-from ..server import ServerFacts, ServerUnderTest, preemptions_between
+from ..server import ServerFacts, ServerUnderTest, preempted_between
 from ..workload.plans import JobPlan, Workload, with_children
 from .job import Conversation, JobPlayer
 
@@ -89,16 +89,15 @@ def load_server(
             vocabulary=server.vocabulary(facts.model),
             seed=workload.seed,
         )
-        before = server.counters()
+        before = server.preemptions()
         files: RunWriter | None = None
         if options.out is not None:
             on_rows = row_facts(name, described, metadata)
             files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
         jobs, notes = asyncio.run(_drive(workload, conversation, server, options, name, files))
         delivery.flush(_FEEDBACK_S)
-        after, record = server.counters(), server.timestamps()
-        preemptions = preemptions_between(before, after)
-        counters = {"before": before, "after": after, "preemptions": preemptions}
+        record = server.timestamps()
+        counters = {"preemptions": preempted_between(before, server.preemptions())}
         run = RunOutcome(name, described, jobs, counters, metadata | notes)
         reason: str | None = notes["stopped_because"]
         try:

@@ -6,20 +6,18 @@ and each run of its own servers gets a fresh one with the same flags.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import InputError, RunError
+from agentkv.errors import RunError
 from agentkv.policies.names import STOCK_POLICIES, PolicyChoice, folder_name
 from agentkv.server.process import ServerProcess
 
 from ..outcomes import RunOutcome
-from ..rows import RUN_FILE, TURNS_FILE, read_runs
+from ..rows import TURNS_FILE, require_free
 from ..workload.plans import Workload
 from .run import LoadOptions, load_server
 
@@ -27,10 +25,6 @@ BASELINE = "fcfs"
 READY_TIMEOUT_S = 600.0
 TIER_FLAG = "--kv-tier-gib"
 """Of `agentkv serve`."""
-CORES = "VLLM_CPU_OMP_THREADS_BIND"
-"""Variable of vLLM's CPU build with the cores that a worker computes on. Left to itself vLLM 0.32
-keeps one core for other processes, two if there is a KV connector, and none where that would leave
-none: on two cores a server with a tier would compute on twice the cores of one without."""
 
 
 @dataclass(frozen=True)
@@ -67,32 +61,19 @@ class BenchPlan:
         name = "server" if policy is None else folder_name(policy.name)
         return None if self.out is None else self.out / f"{name}-{repeat}"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of every server: the same cores for all, where some have a tier."""
-        if not any(policy.has_offload for policy in self.policies):
-            return {}
-        ours = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        return {CORES: os.environ.get(CORES, ours)}
-
     def args(self, policy: PolicyChoice) -> tuple[str, ...]:
         """Flags of a policy's servers."""
         tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
         return (*self.server_flags, *policy.flags(), *tier)
 
-    def check_folders(self, *, resume: bool) -> None:
-        """Raise InputError if runs exist already, unless they may be used or overwritten."""
+    def check_folders(self) -> None:
+        """Raise InputError if runs exist already, unless they may be overwritten."""
         for policy, repeat in self.runs():
-            folder = self.folder(policy, repeat)
-            exists = folder is not None and (folder / TURNS_FILE).exists()
-            if exists and not (resume or self.load.force):
-                raise InputError(
-                    f"{folder} holds a run: choose another --out, --resume to go on with it, "
-                    "or --force to overwrite it"
-                )
+            if (folder := self.folder(policy, repeat)) is not None:
+                require_free(folder / TURNS_FILE, force=self.load.force)
 
-    def play_all(self, *, resume: bool = False) -> Iterator[RunOutcome]:
-        """Each run as it ends; with `resume`, those that are complete on disk are read instead.
+    def play_all(self) -> Iterator[RunOutcome]:
+        """Each run as it ends.
 
         Raises RunError after the run that broke off, ServerStartError for a server that does not
         come up.
@@ -101,11 +82,6 @@ class BenchPlan:
         for number, (policy, repeat) in enumerate(todo, start=1):
             name = "the server" if policy is None else policy.name
             label = f"[{number}/{len(todo)}] {name}, repeat {repeat + 1} of {self.repeats}"
-            found = self.complete_run(policy, repeat) if resume else None
-            if found is not None:
-                _say(f"{label}: on disk already")
-                yield found
-                continue
             run, reason = self.play(policy, repeat, label)
             if run.jobs:
                 yield run
@@ -123,9 +99,7 @@ class BenchPlan:
             return load_server(self.workload, self.described, load, repeat=repeat)
         assert policy is not None, "a server of one's own has a policy"
         assert folder is not None, "a server of one's own has a folder for its log"
-        starting = start_server(
-            self.model, policy, self.args(policy), folder, environment=self.environment
-        )
+        starting = start_server(self.model, policy, self.args(policy), folder)
         _say(f"{label}: its server starts, log in {starting.log_path}")
         with starting as server:
             if policy.scheduling_policy not in STOCK_POLICIES:
@@ -137,30 +111,6 @@ class BenchPlan:
                 reason += f"{server.log_path}:\n{server.log_tail()}"
             return run, reason
 
-    def complete_run(self, policy: PolicyChoice | None, repeat: int) -> RunOutcome | None:
-        """The run on disk; None if it is missing or broke off.
-
-        Raises InputError if it was made of other jobs or with other settings.
-        """
-        folder = self.folder(policy, repeat)
-        if folder is None or not (folder / RUN_FILE).exists():
-            return None
-        run = read_runs([folder])[0]
-        if run.metadata.get("stopped_because") is not None:
-            return None
-        config = run.metadata.get("config", {})
-        differing = {"workload": (run.workload, self.described)} | {
-            name: (config.get(name), self.load.config.get(name))
-            for name in ("server_flags", "dram_gib")
-        }
-        for name, (then, now) in differing.items():
-            if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
-                raise InputError(
-                    f"{folder}: was made with another {name}: {then}, now {now}: choose another "
-                    "--out, or --force"
-                )
-        return run
-
 
 def start_server(
     model: str | None,
@@ -168,7 +118,6 @@ def start_server(
     args: Sequence[str],
     folder: Path,
     *,
-    environment: Mapping[str, str] | None = None,
     ready_timeout_s: float = READY_TIMEOUT_S,
 ) -> ServerProcess:
     """A fresh server, to be entered; its log is `server.log` of the folder.
@@ -181,7 +130,6 @@ def start_server(
         policy=policy.scheduling_policy,
         args=args,
         log_path=folder / "server.log",
-        environment=environment,
         ready_timeout_s=ready_timeout_s,
     )
 

@@ -87,9 +87,7 @@ class SimulationPlan:
         if num_at_once is not None:
             share = num_at_once / jobs_that_fit(self.workload.jobs, self.machine)
             return f"With {num_at_once} jobs at once, {share:.1f} times what fits"
-        if self.described["jps"] is not None:
-            return f"With {self.described['jps']:g} jobs a second"
-        return f"With {len(self.workload.jobs)} jobs at their times"
+        return f"With {self.described['jps']:g} jobs a second"
 
 
 def make_plans(flags: argparse.Namespace) -> list[SimulationPlan]:
@@ -123,7 +121,7 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
     machine = make_machine(flags.gpu, flags.model, limits)
     if flags.dram_gb_s is not None:
         machine = replace(machine, pcie_bytes_s=flags.dram_gb_s * 1e9)
-    if flags.jps is None and flags.concurrency is None and flags.arrivals is None:
+    if flags.jps is None and flags.concurrency is None:
         _find_load(flags, machine, has_number=has_number)
     workload = workload_of(flags)
     described = describe_workload(flags, workload)
@@ -145,8 +143,7 @@ def make_plan(flags: argparse.Namespace) -> SimulationPlan:
 def _find_load(flags: argparse.Namespace, machine: Machine, *, has_number: bool) -> None:
     """Set a load that makes memory short, where the flags name none; says so. The jobs are more
     than the default where it takes more, unless a flag says how many."""
-    at_once = {"concurrency": 1, "duration": None}
-    jobs = workload_of(argparse.Namespace(**{**vars(flags), **at_once})).jobs
+    jobs = workload_of(argparse.Namespace(**{**vars(flags), "concurrency": 1})).jobs
     flags.concurrency = max(2, round(OVERLOAD * jobs_that_fit(jobs, machine)))
     if not has_number:
         flags.jobs = max(flags.jobs, 3 * flags.concurrency)

@@ -21,7 +21,7 @@ from agentkv.policies.names import STOCK_POLICIES, server_policy
 
 from ..player.servers import start_server
 from ..rows import provenance, write_whole
-from ..server import ServerUnderTest, preemptions_between
+from ..server import ServerUnderTest, preempted_between
 from .folder import AGENTS, EVAL_FILE, INSTANCES_FILE, RUN_FILE, finished, read_run
 from .instances import SANDBOX, SUITE, Instance, SwebenchError, image_name
 from .suite import working_bubblewrap
@@ -167,9 +167,9 @@ def _play(
     (plan.out / EVAL_FILE).unlink(missing_ok=True)  # its verdicts are of other patches
     write_whole(plan.out / RUN_FILE, json.dumps(document, indent=1) + "\n")
     write_whole(plan.out / INSTANCES_FILE, json.dumps(list(plan.instances)) + "\n")
-    before = server.counters()
+    before = server.preemptions()
     reason = _batch(plan, document, todo, server)
-    preempted = preemptions_between(before, server.counters())
+    preempted = preempted_between(before, server.preemptions())
     if preempted is not None:
         document["preemptions"] = document.get("preemptions", 0) + preempted
     write_whole(plan.out / RUN_FILE, json.dumps(document, indent=1) + "\n")

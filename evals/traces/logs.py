@@ -1,4 +1,4 @@
-"""Reads the logs of agents that `--trace` and `agentkv record` take, and finds out their kinds.
+"""Reads the logs of agents that `--trace` and `agentkv explain` take, and finds out their kinds.
 
 A folder is read whole: all its logs of any kinds. What else is in it is passed over, as one line on
 standard error says.
@@ -10,7 +10,6 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +50,13 @@ _OTHERS: Mapping[str, tuple[Callable[[_Row], bool], _Reader]] = {
 """Logs of others: how an object of one looks, and its reader, which takes the file's name, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedFile:
-    """The turns of one log, and the name of its kind."""
-
-    kind: str
-    turns: Sequence[TracedTurn]
-
-
 def read_turns(path: Path) -> list[TracedTurn]:
     """All turns of a log or of a folder of logs.
 
     Raises InputError for one that cannot be read, whose kind is unknown, or that has no turn.
     """
-    return [turn for file in read_files(path) for turn in file.turns]
-
-
-def read_files(path: Path) -> list[TracedFile]:
-    """The logs at a path, each with its turns; errors as of `read_turns`."""
     if not path.is_dir() or holds_event_log(path):
-        return [_read_file(path)]
+        return _read_file(path)
     files, passed_over = [], []
     for inner in sorted(path.rglob("*")):
         if inner.is_file() and inner.name.removesuffix(".gz").endswith((".json", ".jsonl")):
@@ -84,25 +70,25 @@ def read_files(path: Path) -> list[TracedFile]:
     if passed_over:
         more = f" and {len(passed_over) - 1} more" if len(passed_over) > 1 else ""
         print(f"agentkv: passed over: {passed_over[0]}{more}", file=sys.stderr)
-    return [file for file in _distinct(files) if file.turns]
+    return _distinct(files)
 
 
-def _distinct(files: Sequence[TracedFile]) -> list[TracedFile]:
-    """The files, each without the turns that an earlier one has, too, as of a session that was gone
-    on with; another job of the same id, as of a second run, gets a number behind it."""
+def _distinct(files: Sequence[Sequence[TracedTurn]]) -> list[TracedTurn]:
+    """The turns of all files, without those that an earlier one has, too, as of a session that was
+    gone on with; another job of the same id, as of a second run, gets a number behind it."""
     known: dict[str, list[TracedTurn]] = {}
-    found = []
+    found: list[TracedTurn] = []
     for file in files:
         names: dict[str | None, str] = {}
         new: list[TracedTurn] = []
-        for job_id, turns in jobs_among(file.turns).items():
+        for job_id, turns in jobs_among(file).items():
             tries = itertools.chain([job_id], (f"{job_id} ({n})" for n in itertools.count(2)))
             name = next(name for name in tries if _is_same(known.get(name, []), turns))
             names[job_id], before = name, known.setdefault(name, [])
             more = turns[len(before) :]
             before += more
             new += more
-        found.append(replace(file, turns=[_renamed(turn, names) for turn in new]))
+        found += [_renamed(turn, names) for turn in new]
     return found
 
 
@@ -132,13 +118,13 @@ def is_event_log(path: Path) -> bool:
     return "event" in row or ("jobs" in row and "requests" not in row)
 
 
-def _read_file(path: Path) -> TracedFile:
+def _read_file(path: Path) -> list[TracedTurn]:
     if is_event_log(path):
-        return TracedFile(EVENT_LOG, served_turns(read_record(str(path))))
+        return served_turns(read_record(str(path)))
     text = text_of(path)
     rows = _objects(text)
     if rows and {"job_id", "turn"} <= rows[0].keys():
-        return TracedFile(OWN, _own_turns(path, text))
+        return _own_turns(path, text)
     found = (kind for kind, (matches, _) in _OTHERS.items() if any(map(matches, rows[:20])))
     kind = next(found, None)
     if kind is None:
@@ -156,7 +142,7 @@ def _read_file(path: Path) -> TracedFile:
         raise InputError(f"{path}: a {kind} that does not fit: {what}") from error
     if not turns:
         raise InputError(f"{path}: a {kind} without a call of a model")
-    return TracedFile(kind, turns)
+    return turns
 
 
 def _own_turns(path: Path, text: str) -> list[TracedTurn]:

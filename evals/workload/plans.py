@@ -7,13 +7,10 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count, takewhile
 from typing import Literal
 
 from agentkv.errors import InputError
 
-RECORDED = "recorded"
-"""Arrivals at the times of an event log."""
 BURST_JOBS = 8
 """Jobs of one burst; bursts come at random, so that the rate holds on average. Chosen."""
 
@@ -160,10 +157,8 @@ def deal_jobs(workload: Workload, loads: Mapping[str, float]) -> Workload:
     return replace(workload, jobs=tuple(jobs))
 
 
-def arrival_times_s(
-    arrivals: str, *, seed: int, jps: float | None, num_jobs: int | None, duration_s: float | None
-) -> list[float]:
-    """Times of `num_jobs` jobs, or of those that arrive within `duration_s`, in order.
+def arrival_times_s(arrivals: str, *, seed: int, jps: float | None, num_jobs: int) -> list[float]:
+    """Times of `num_jobs` jobs, in order.
 
     arrivals: "poisson" or "burst", at `jps` jobs per second. The same seed gives the same pattern
     at every rate, stretched. Raises InputError without a rate.
@@ -171,16 +166,9 @@ def arrival_times_s(
     if jps is None:
         raise InputError("jps: got None, allowed is a number of jobs per second above 0")
     num_at_once = 1 if arrivals == "poisson" else BURST_JOBS
-    times = _random_times(random.Random(f"{seed} arrivals"), jps, num_at_once)
-    if num_jobs is not None:
-        return [next(times) for _ in range(num_jobs)]
-    assert duration_s is not None, "make_workload asks for the one or the other"
-    return list(takewhile(lambda time_s: time_s < duration_s, times))
-
-
-def _random_times(rng: random.Random, jps: float, num_at_once: int) -> Iterator[float]:
-    time_s = 0.0
-    for number in count():
+    rng, time_s, times_s = random.Random(f"{seed} arrivals"), 0.0, []
+    for number in range(num_jobs):
         if number % num_at_once == 0:
             time_s += rng.expovariate(1.0) * num_at_once / jps
-        yield time_s
+        times_s.append(time_s)
+    return times_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import count
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from agentkv.errors import InputError, not_among
 
-from ..traces.logs import is_event_log, read_turns
+from ..traces.logs import read_turns
 from ..traces.turns import job_plans, jobs_among
 from .kinds import KINDS, WorkloadKind, redraw_tools, tool_source
-from .plans import RECORDED, JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
+from .plans import JobPlan, Prefix, TurnPlan, Workload, arrival_times_s
 
 WORKLOADS = (*KINDS, "trace")
 _TOO_SMALL = "max_context_tokens: allowed is at least the first turn of a job, prompt and output"
@@ -26,8 +26,7 @@ def make_workload(
     name: str,
     *,
     seed: int,
-    num_jobs: int | None = None,
-    duration_s: float | None = None,
+    num_jobs: int,
     jps: float | None = None,
     concurrency: int | None = None,
     arrivals: str | None = None,
@@ -39,16 +38,13 @@ def make_workload(
 ) -> Workload:
     """The workload of that name, one of WORKLOADS.
 
-    num_jobs, duration_s: the number of jobs, or the time within which they arrive.
     jps, concurrency, arrivals: jobs per second, at random ("poisson") or in bursts ("burst"); or
-        jobs running at once, each followed by the next (a closed loop), or all by the next step;
-        or "recorded", the times of an event log, of all its jobs unless one of num_jobs and
-        duration_s says how many.
+        jobs running at once, each followed by the next (a closed loop), or all by the next step.
     max_turns, max_context_tokens: a job ends with the last turn that keeps within both.
     tools: "recorded", "longtail", or a trace file to draw commands and times from.
         The workload itself says what None means for arrivals and tools.
-    trace: the file of the workload "trace", a trace or an event log. Unless arrivals are recorded,
-        its jobs come in a seeded order, and again if used up.
+    trace: the file of the workload "trace", a trace or an event log. Its jobs come in a seeded
+        order, and again if used up.
     token_scale: multiplies every token count, for machines slower than the jobs were meant for.
 
     A job depends on seed and number alone: neither the rate nor the number of jobs changes it.
@@ -61,37 +57,21 @@ def make_workload(
         raise InputError("trace: the workload 'trace' needs a file of jobs")
     if name != "trace" and trace is not None:
         raise InputError(f"trace: only the workload 'trace' takes one, got workload {name!r}")
-    if (jps is not None) + (concurrency is not None) + (arrivals == RECORDED) > 1:
-        raise InputError("jps, concurrency and recorded arrivals: give one of them")
+    if jps is not None and concurrency is not None:
+        raise InputError("jps and concurrency: give one of them")
     if concurrency is not None and arrivals is not None:
         raise InputError(f"arrivals: got {arrivals!r} and jobs at once: give a rate, --jps R")
     draw_tool = tool_source(tools or ("recorded" if kind is None else kind.tools))
     fit = partial(_cut_to_fit, max_turns, max_context_tokens, token_scale)
-    if arrivals == RECORDED:
-        jobs = _recorded_jobs(trace, fit, num_jobs, duration_s)
+    if concurrency is not None:
+        times_s = [0.0] * num_jobs
+    elif kind is not None and kind.steps is not None:
+        raise InputError(f"concurrency: {name} starts in steps: give the number of jobs at once")
     else:
-        if (num_jobs is None) == (duration_s is None):
-            raise InputError("num_jobs and duration_s: give the one or the other")
-        if concurrency is not None:
-            if num_jobs is None:
-                raise InputError("num_jobs: a closed loop needs it")
-            times_s = [0.0] * num_jobs
-        elif kind is not None and kind.steps is not None:
-            raise InputError(
-                f"concurrency: {name} starts in steps: give the number of jobs at once"
-            )
-        else:
-            how = arrivals or ("poisson" if kind is None else kind.arrivals)
-            times_s = arrival_times_s(
-                how, seed=seed, jps=jps, num_jobs=num_jobs, duration_s=duration_s
-            )
-        endless = _made_jobs(kind, seed, fit) if kind else _traced_jobs(seed, trace, fit)
-        jobs = [replace(job, arrival_s=at_s) for at_s, job in zip(times_s, endless, strict=False)]
-    if not jobs:
-        raise InputError(
-            f"no job arrives within {duration_s} s at {jps} jobs per second: allowed is a time "
-            "or rate with at least one"
-        )
+        how = arrivals or ("poisson" if kind is None else kind.arrivals)
+        times_s = arrival_times_s(how, seed=seed, jps=jps, num_jobs=num_jobs)
+    endless = _made_jobs(kind, seed, fit) if kind else _traced_jobs(seed, trace, fit)
+    jobs = [replace(job, arrival_s=at_s) for at_s, job in zip(times_s, endless, strict=False)]
     if draw_tool is not None:
         jobs = [
             redraw_tools(job, draw_tool, random.Random(f"{seed} tools {number}"))
@@ -112,7 +92,9 @@ def _made_jobs(kind: WorkloadKind, seed: int, fit: Fit) -> Iterator[JobPlan]:
 def _traced_jobs(seed: int, trace: Path | None, fit: Fit) -> Iterator[JobPlan]:
     """The file's jobs in a seeded order, those that do not fit left out; then the same again."""
     assert trace is not None, "make_workload asks for it"
-    jobs = _that_fit(_jobs_in(trace), trace, fit)
+    jobs = [job for job in map(fit, _jobs_in(trace)) if job is not None]
+    if not jobs:
+        raise InputError(f"{trace}: {_TOO_SMALL}")
     random.Random(f"{seed} trace").shuffle(jobs)
     for round_number in count(1):
         for job in jobs:
@@ -132,25 +114,6 @@ def _again(job: JobPlan, suffix: str) -> JobPlan:
         for turn in job.turns
     )
     return replace(job, job_id=job.job_id + suffix, turns=turns)
-
-
-def _that_fit(jobs: Iterable[JobPlan], trace: Path, fit: Fit) -> list[JobPlan]:
-    fitting = [job for job in map(fit, jobs) if job is not None]
-    if not fitting:
-        raise InputError(f"{trace}: {_TOO_SMALL}")
-    return fitting
-
-
-def _recorded_jobs(
-    trace: Path | None, fit: Fit, num_jobs: int | None, duration_s: float | None
-) -> list[JobPlan]:
-    """The log's jobs that fit, at their times: the first ones, or all."""
-    if trace is None or not is_event_log(trace):
-        raise InputError("arrivals: got 'recorded', which needs an event log as trace")
-    jobs = _that_fit(_jobs_in(trace), trace, fit)[:num_jobs]
-    if duration_s is not None:
-        jobs = [job for job in jobs if job.arrival_s < duration_s] or jobs[:1]
-    return jobs
 
 
 def _cut_to_fit(

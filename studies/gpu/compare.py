@@ -116,7 +116,6 @@ class Experiment:
             policy="fcfs",
             args=plan.server_flags,
             log_path=self.out / "calibrate.log",
-            environment=plan.environment,
             ready_timeout_s=READY_TIMEOUT_S,
         )
         report = partial(print, file=sys.stderr, flush=True)

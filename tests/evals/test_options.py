@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from agentkv.errors import InputError
 from agentkv.evals.options import add_workload_options, fill_in, workload_of
 from agentkv.evals.workload.plans import Workload
-from tests.evals.event_log.rows import arrival, finish, start, write_record
 
-DEFAULTS = {"jps": 1.0, "duration": 60.0}
+DEFAULTS = {"jps": 1.0, "jobs": 60}
 
 
 def parse(*flags: str, defaults: dict[str, Any] | None = None) -> argparse.Namespace:
@@ -29,35 +27,12 @@ def made(*flags: str) -> Workload:
 
 
 def test_defaults_yield_to_the_other_way_of_saying_it() -> None:
-    """--jobs suppresses a default duration, and --concurrency a rate."""
+    """--concurrency suppresses a default rate, and --jps a default number at once."""
     assert parse().jps == 1.0
-    assert parse().duration == 60.0
-    assert parse("--jobs", "5").duration is None
+    assert parse().jobs == 60
     assert parse("--concurrency", "2", "--jobs", "5").jps is None
     closed = {"concurrency": 6, "jobs": 12}
     assert parse("--jps", "2", defaults=closed).concurrency is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "arrivals_s"),
-    [
-        ((), [0.0, 2.5]),
-        (("--jobs", "1"), [0.0]),
-        (("--duration", "2"), [0.0]),
-        (("--concurrency", "2", "--jobs", "3"), [0.0] * 3),
-    ],
-)
-def test_an_event_log_is_played_as_recorded_unless_told_otherwise(
-    flags: tuple[str, ...], arrivals_s: list[float], tmp_path: Path
-) -> None:
-    """Neither the default rate nor the default number of jobs applies to a log."""
-    log = write_record(
-        tmp_path / "log.jsonl",
-        a=[arrival(4.0, 1, 50), start(4.0, 50, 0, 0), finish(5.0, 1, 64)],
-        b=[arrival(6.5, 1, 50), start(6.5, 50, 0, 0), finish(7.5, 1, 64)],
-    )
-    workload = made("--trace", str(log), *flags)
-    assert [job.arrival_s for job in workload.jobs] == arrivals_s
 
 
 def test_two_loads_are_one_too_many() -> None:

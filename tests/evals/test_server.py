@@ -13,7 +13,6 @@ from agentkv.evals.server import (
     ServerUnderTest,
     Snapshot,
     TurnError,
-    metric_totals,
     parse_block_pool,
     parse_snapshot,
 )
@@ -23,14 +22,21 @@ from tests.http_front import Answer
 PAGE = (Path(__file__).parent / "metrics_continuum.txt").read_text(encoding="utf-8")
 
 
-def test_metrics_are_summed_over_labels() -> None:
-    """Totals have counters, gauges and sums of histograms, and nothing of a page without them."""
-    totals = metric_totals(PAGE)
-    assert totals["vllm:kv_cache_usage_perc"] >= 0.0
-    assert totals["agentkv:pins_total"] == 4.0
-    assert all(name.startswith(("vllm:", "agentkv:")) for name in totals)
-    assert not any(name.endswith("_bucket") for name in totals)
-    assert metric_totals('{"error": "not found"}') == {}
+@pytest.mark.parametrize(
+    ("page", "counted"),
+    [
+        ('vllm:num_preemptions_total{engine="0"} 3\nvllm:num_preemptions_total{engine="1"} 4\n', 7),
+        ("<html></html>", None),
+        ("", None),
+    ],
+)
+def test_preemptions_are_summed_over_engines(page: str, counted: int | None) -> None:
+    """A server without vLLM's metrics has no number, and ends no measurement."""
+    with (
+        answering(lambda path: Answer(200, iter([page.encode()]))) as url,
+        ServerUnderTest(url) as server,
+    ):
+        assert server.preemptions() == counted
 
 
 @pytest.mark.parametrize("body", [[], {}, "hello", None])
@@ -45,8 +51,8 @@ def test_a_server_that_answers_something_else_is_named(body: Any) -> None:
             server.facts(None)
         with pytest.raises(AgentKVServerError, match="/tokenize gives no tokens"):
             server.vocabulary("m")
-        with pytest.raises(TurnError, match="no chat reply"):
-            server.chat("m", [], job_id="job", is_last_step=False)
+        with pytest.raises(TurnError, match="no reply with usage"):
+            server.complete({}, job_id="job", is_last_step=False)
 
 
 # Recorded from vLLM 0.32.0 under continuum after the bash agent's tour; other series are left out.
@@ -57,12 +63,11 @@ def test_a_page_is_read() -> None:
     """Usage, requests, hits and pool are read, which any vLLM server has."""
     assert parse_snapshot(STOCK_PAGE) == Snapshot(
         usage_by_engine={"0": 0.0},
-        num_unfinished=0,
         num_finished=5,
         cached_tokens=1120,
     )
     assert parse_block_pool(STOCK_PAGE) == BlockPool(block_size=32, num_blocks=727)
-    two = Snapshot({"0": 25 / 727, "1": 7 / 727}, 0, 0, 0)
+    two = Snapshot({"0": 25 / 727, "1": 7 / 727}, 0, 0)
     assert two.held_blocks(BlockPool(32, 727)) == 32
 
 

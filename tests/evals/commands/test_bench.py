@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from agentkv.cli import main as agentkv
-from agentkv.errors import InputError
 from agentkv.evals.commands.bench import CPU, read_plan
-from agentkv.evals.player.servers import CORES, BenchPlan
+from agentkv.evals.player.servers import BenchPlan
 from agentkv.evals.rows import TURNS_FILE, read_runs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.fake_vllm import FakeVllm, answering
-from tests.evals.made_runs import job, run, write_run
 from tests.http_front import Answer
 
 QUICK = ("--token-scale", "0.2", "--turns", "3", "--jobs", "6", "--concurrency", "3")
@@ -67,12 +65,9 @@ def test_repeats_on_a_running_server_never_share_a_prefix(
         status, found, _ = bench(capsys, server.base_url, *flags)
         num_requests = len(server.requests)
         again, _, text = bench(capsys, server.base_url, *flags)
-        assert (again, "--resume" in text, len(server.requests)) == (2, True, num_requests)
-        resumed, same, _ = bench(capsys, server.base_url, *flags, "--resume")
-        assert (resumed, len(server.requests)) == (0, num_requests)
+        assert (again, "--force" in text, len(server.requests)) == (2, True, num_requests)
     assert status == 0
     assert [turns[0] for turns in _cached(found)] == [0.0, 0.0]
-    assert same["policies"] == found["policies"]
     assert {path.parent.name for path in tmp_path.rglob(TURNS_FILE)} == {"server-0", "server-1"}
 
 
@@ -160,7 +155,6 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         (("--policy", "continuum"), "none of agentkv's policies"),
         (("--policy", "fcfs", "--policy", "agentkv"), "a running server has one policy"),
         (("--num-gpu-blocks-override", "9"), "leave out --num-gpu-blocks-override"),
-        (("--resume",), "--resume: give the --out"),
         (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),
         (("--token-scale", "3"), "the server takes 4096"),
         (("--out", "/proc/nowhere"), "/proc/nowhere"),
@@ -189,39 +183,6 @@ def test_repeats_are_interleaved(tmp_path: Path) -> None:
     runs = plan_of(tmp_path).runs()
     assert [repeat for _, repeat in runs] == [0, 0, 1, 1]
     assert [policy and policy.name for policy, _ in runs] == ["fcfs", "continuum:released"] * 2
-
-
-def test_servers_with_a_tier_and_without_compute_on_the_same_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM's CPU build would give them different ones; without a tier it is left alone."""
-    monkeypatch.delenv(CORES, raising=False)
-    assert plan_of(tmp_path).environment == {}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 0})
-    assert plan_of(tmp_path, "--policy", "fcfs+offload").environment == {CORES: "0,1"}
-
-
-def test_runs_of_other_jobs_are_not_resumed(tmp_path: Path) -> None:
-    """Complete runs are read again; of other jobs or with other server flags they are refused."""
-    plan = plan_of(tmp_path)
-    plan.check_folders(resume=False)
-    for policy, repeat in plan.runs():
-        assert policy is not None
-        facts = {"repeat": repeat, "config": json.loads(json.dumps(dict(plan.load.config)))}
-        made = run(job(), policy=policy.name, workload=dict(plan.described), metadata=facts)
-        folder = plan.folder(policy, repeat)
-        assert folder is not None
-        write_run(folder, made)
-    with pytest.raises(InputError, match="--resume"):
-        plan.check_folders(resume=False)
-    plan_of(tmp_path, "--force").check_folders(resume=False)
-    assert [run.policy for run in plan.play_all(resume=True)] == ["fcfs", "continuum:released"] * 2
-    for other in (
-        ("--workload", "bfcl"),
-        ("--num-gpu-blocks-override", "99"),
-    ):
-        with pytest.raises(InputError, match="was made with another"):
-            list(plan_of(tmp_path, *other).play_all(resume=True))
 
 
 def test_the_jobs_of_the_demo_fit_its_server() -> None:

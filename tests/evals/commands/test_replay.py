@@ -18,7 +18,7 @@ from agentkv.evals.workload.workloads import make_workload
 from tests.evals.event_log.rows import TWO_TURNS, write_record
 
 SERVER = {"policy": "agentkv", "num_blocks": 1200, "block_size": 16}
-POOL = ("--blocks", "90", "--block-size", "16")
+POOL = [{"event": "server", "at_s": 0.0, "num_blocks": 90, "block_size": 16}]
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_a_hybrid_servers_log_is_played_with_its_states(
         (None, (), "no such file"),
         ([], (), "no event of any job"),
         (TWO_TURNS[:2], (), "no turn in it that finished"),
-        (TWO_TURNS, (), "does not say how large the KV cache is: give --blocks"),
-        (TWO_TURNS, POOL, "2 turns in it finished"),
-        (TWO_TURNS, (*POOL, "--gpu", "x"), "--gpu: got 'x'"),
-        (TWO_TURNS, (*POOL, "--gpu", "h100", "--policy", "lru"), "got 'lru'"),
+        (TWO_TURNS, (), "does not say how large the KV cache is"),
+        ([*POOL, *TWO_TURNS], (), "2 turns in it finished"),
+        ([*POOL, *TWO_TURNS], ("--gpu", "x"), "--gpu: got 'x'"),
+        ([*POOL, *TWO_TURNS], ("--gpu", "h100", "--policy", "lru"), "got 'lru'"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_a_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from agentkv.evals.commands.verify_pin import (
     PinRun,
     TTLTrial,
     TurnRow,
-    first_messages,
+    job_of,
     judge,
-    simulated_output,
     verdict_lines,
 )
 
@@ -28,10 +28,8 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
         TurnRow(
             turn=turn + 1,
             prompt_tokens=prompt_tokens,
-            output_tokens=32,
             cached_tokens=cached_tokens,
             blocks_full=(prompt_tokens + 31) // 32,
-            latency_s=1.0,
             blocks_before=blocks_after[turn - 1] if turn else 0,
             blocks_after=blocks_after[turn],
             gap_blocks=() if turn == 4 else (blocks_after[turn],) * 4,
@@ -39,8 +37,7 @@ def recorded_run(policy: str | None, blocks_after: tuple[int, ...], trial: TTLTr
         )
         for turn, (prompt_tokens, cached_tokens) in enumerate(TOKENS)
     )
-    url = "http://127.0.0.1:8000/v1"
-    return PinRun(url, "demo", policy, 32, 727, 1.0, 0, rows, trial, num_foreign_requests=0)
+    return PinRun(policy, 0, rows, trial, num_foreign_requests=0)
 
 
 CONTINUUM = recorded_run("continuum", (5, 10, 18, 25, 0), TTLTrial(0, 5, 0, 2.0, 2.09, 2.09))
@@ -118,7 +115,12 @@ def test_only_a_failed_stock_server_gets_advice() -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 128, 256])
-def test_every_text_fills_a_block(block_size: int) -> None:
-    """Even at 4.5 characters a token, system prompt and outputs are longer than one block."""
-    texts = [simulated_output(block_size), first_messages(block_size)[0]["content"]]
-    assert all(len(text) / 4.5 > block_size for text in texts)
+def test_every_turn_fills_a_block(block_size: int) -> None:
+    """Each turn's context, but for its last token, has a whole block more than the one before."""
+    job = job_of(block_size)
+    filled = [
+        (job.prompt_tokens(number) + turn.output_tokens - 1) // block_size
+        for number, turn in enumerate(job.turns)
+    ]
+    assert filled[0] > 0
+    assert all(later > earlier for earlier, later in pairwise(filled))

@@ -31,8 +31,8 @@ SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
             ],
             ["rtx6000_100", "rtx6000_200", "h100_3000", "rtx6000_longtail_200"],
         ),
-        ([FCFS, SIMULATED, made_run("fcfs", turns=4)], ["8", "simulated_8", "4"]),
-        ([made_run("fcfs"), made_run("fcfs", arrivals="burst")], ["usual", "burst"]),
+        ([FCFS, SIMULATED, made_run("fcfs", turns=4)], ["8", "yes_8", "4"]),
+        ([made_run("fcfs"), made_run("fcfs", tools="longtail")], ["usual", "longtail"]),
         ([made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)], [""]),
         ([made_run("fcfs"), made_run("fcfs", gpu="some/folder/cpu.json")], ["rtx6000", "cpu"]),
     ],
@@ -55,7 +55,7 @@ def test_an_infinite_pool_joins_every_finite_one() -> None:
 def test_conditions_name_what_a_reader_must_know() -> None:
     """The text under a figure has GPU, workload, model, pool, n, seeds and commit."""
     assert conditions(table_of(swept(("fcfs",), (2, 12)))) == (
-        "on rtx6000; model llama-3.1-8b; workload reference; pool of 3000 blocks; "
+        "gpu rtx6000; model llama-3.1-8b; workload reference; blocks 3000; "
         "n = 3 runs a point; 20 jobs a run; seeds 0, 1, 2; commit abc1234"
     )
 
@@ -67,7 +67,7 @@ def test_summaries_of_a_file_are_rows(tmp_path: Path) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     table, _ = load_runs([path])
     assert list(table["policy"]) == ["a", "b"]
-    assert conditions(table).startswith("on cpu; n = 3 runs a point")
+    assert conditions(table).startswith("gpu cpu; n = 3 runs a point")
 
 
 def _changed(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def jobs_of(folder: Path, **jobs: list[ROW]) -> list[JobPlan]:
     return job_plans(jobs_among(read_turns(path)))
 
 
-def without_pauses(jobs: tuple[JobPlan, ...]) -> list[JobPlan]:
+def without_pauses(jobs: Sequence[JobPlan]) -> list[JobPlan]:
     """The jobs as they are compared: arrivals, pauses and prefixes apart."""
     return [
         replace(
@@ -61,12 +62,12 @@ def test_a_simulated_log_is_the_workload_that_it_was_made_from(name: str, tmp_pa
     planned = make_workload(name, seed=2, num_jobs=12, jps=2.0, token_scale=0.1, max_turns=6)
     _, run = simulate(planned, "agentkv", machine(4000), record_events=100_000)
     (tmp_path / "timestamps.json").write_text(json.dumps(run.record))
-    found = make_workload("trace", trace=tmp_path, seed=0, arrivals="recorded")
-    assert without_pauses(found.jobs) == without_pauses(planned.jobs)
+    found = job_plans(jobs_among(read_turns(tmp_path)))
+    assert without_pauses(found) == without_pauses(planned.jobs)
     first_s = planned.jobs[0].arrival_s
-    for job, plan in zip(found.jobs, planned.jobs, strict=True):
+    for job, plan in zip(found, planned.jobs, strict=True):
         assert job.arrival_s == pytest.approx(plan.arrival_s - first_s, abs=0.1)
-    pauses_s = [turn.pause_s for job in with_children(found.jobs) for turn in job.turns]
+    pauses_s = [turn.pause_s for job in with_children(found) for turn in job.turns]
     assert max(pauses_s) < 0.1
 
 
@@ -155,7 +156,7 @@ def test_a_log_is_told_from_a_trace(tmp_path: Path, text: str, is_log: bool) -> 
     assert not is_event_log(tmp_path / "missing")
 
 
-def test_a_logs_jobs_can_arrive_otherwise(tmp_path: Path) -> None:
+def test_a_logs_jobs_arrive_at_a_rate(tmp_path: Path) -> None:
     """At a rate its jobs come in a seeded order, and again with children under other names."""
     lead = [*turn(1, 10.0, 50, 10), *turn(2, 19.0, 90, 10)]
     path = write_record(
@@ -167,26 +168,3 @@ def test_a_logs_jobs_can_arrive_otherwise(tmp_path: Path) -> None:
     jobs = make_workload("trace", trace=path, seed=0, num_jobs=4, jps=1.0).jobs
     names = [job.job_id for job in with_children(jobs)]
     assert sorted(names) == ["lead", "lead#2", "other", "other#2", "worker", "worker#2"]
-    options: dict[str, Any] = {"trace": path, "seed": 0, "arrivals": "recorded"}
-    assert [job.job_id for job in make_workload("trace", **options).jobs] == ["other", "lead"]
-    assert [job.job_id for job in make_workload("trace", num_jobs=1, **options).jobs] == ["other"]
-    assert len(make_workload("trace", duration_s=5.0, **options).jobs) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "seen"),
-    [
-        ({"name": "swebench"}, "only the workload 'trace'"),
-        ({"jps": 2.0}, "give one of them"),
-        ({"trace": "trace.jsonl"}, "needs an event log"),
-        ({"max_context_tokens": 5}, "max_context_tokens"),
-    ],
-)
-def test_recorded_arrivals_need_a_log(tmp_path: Path, options: dict[str, Any], seen: str) -> None:
-    """InputError says what is missing, or too much."""
-    write_record(tmp_path / "log.jsonl", a=turn(1, 1.0, 50, 10))
-    (tmp_path / "trace.jsonl").write_text('{"job_id": "a", "turn": 0}\n')
-    given: dict[str, Any] = {"name": "trace", "trace": "log.jsonl"} | options
-    given["trace"] = tmp_path / given["trace"]
-    with pytest.raises(InputError, match=seen):
-        make_workload(seed=0, arrivals="recorded", **given)

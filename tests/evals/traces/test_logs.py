@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentkv.errors import InputError
-from agentkv.evals.traces.logs import read_files, read_turns
+from agentkv.evals.traces.logs import read_turns
 from agentkv.evals.traces.turns import job_plans, jobs_among
 from agentkv.evals.workload.plans import JobPlan, TurnPlan
 from agentkv.evals.workload.workloads import make_workload
@@ -26,10 +26,8 @@ def document(path: Path, value: Any) -> Path:
     return path
 
 
-def jobs_in(path: Path, kind: str) -> list[JobPlan]:
-    files = read_files(path)
-    assert {file.kind for file in files} == {kind}
-    return job_plans(jobs_among([turn for file in files for turn in file.turns]))
+def jobs_in(path: Path) -> list[JobPlan]:
+    return job_plans(jobs_among(read_turns(path)))
 
 
 def trajectory(*commands: str) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def test_claude_code(tmp_path: Path) -> None:
             claude(15.0, "assistant", "found", **reply(20, 300, 10, 12), **side),
         ],
     )
-    (job,) = jobs_in(tmp_path, "Claude Code session")
+    (job,) = jobs_in(tmp_path)
     first, second, third, last = job.turns
     assert first == TurnPlan(1000, 50, "pytest -q", 7.0)
     assert (second.added_tokens, second.command, second.tool_s) == (20, "Task", 0.0)
@@ -148,7 +146,7 @@ def test_codex(tmp_path: Path) -> None:
             used(9.0, 2100, 1920, 30, 4190),
         ],
     )
-    (job,) = jobs_in(path, "Codex rollout")
+    (job,) = jobs_in(path)
     assert job.job_id == "thread-1"
     assert job.turns == (TurnPlan(2000, 60, "bash -lc 'make test'", 4.0), TurnPlan(40, 30, "", 0.0))
 
@@ -176,7 +174,7 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
             ],
         },
     )
-    (job,) = jobs_in(path, "mini-swe-agent trajectory")
+    (job,) = jobs_in(path)
     assert (job.job_id, job.turns[0]) == ("astropy-1", TurnPlan(500, 30, "ls -R", 0.5))
     assert job.turns[1].added_tokens == 70
 
@@ -215,7 +213,7 @@ def test_opentelemetry(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "spans.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
     )
-    (job,) = jobs_in(path, "OpenTelemetry spans (OTLP JSON)")
+    (job,) = jobs_in(path)
     assert [turn.added_tokens for turn in job.turns] == [100, 45, 45]
     assert (job.turns[0].command, job.turns[0].tool_s) == ("search", 2.0)
     (child,) = job.turns[1].children

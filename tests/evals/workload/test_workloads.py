@@ -75,14 +75,11 @@ def test_a_job_is_cut_by_turns_and_by_tokens() -> None:
     assert {job.context_tokens for job in by_tokens} == {1343 + OUTPUT_TOKENS[3]}
 
 
-def test_arrivals_follow_from_concurrency_and_duration() -> None:
-    """A closed loop's jobs all arrive at 0; a duration takes those that arrive within it."""
+def test_the_jobs_of_a_closed_loop_arrive_at_once() -> None:
+    """All of them are due at 0: one starts as another ends."""
     workload = make(jps=None, concurrency=4)
     assert workload.concurrency == 4
     assert {job.arrival_s for job in workload.jobs} == {0.0}
-    within = make(num_jobs=None, duration_s=5.0).jobs
-    assert within == make(num_jobs=len(within) + 1).jobs[:-1]
-    assert within[-1].arrival_s < 5.0 <= make(num_jobs=len(within) + 1).jobs[-1].arrival_s
 
 
 def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
@@ -98,8 +95,6 @@ def test_rates_scale_arrivals_and_token_scales_scale_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        ({"num_jobs": None}, "num_jobs and duration_s"),
-        ({"num_jobs": None, "duration_s": 1e-9}, "no job arrives"),
         ({"jps": None}, "jps: got None"),
         ({"concurrency": 2}, "give one of them"),
         ({"max_context_tokens": 50}, "max_context_tokens"),
@@ -115,8 +110,8 @@ def test_bad_input_is_named(options: dict[str, Any], seen: str) -> None:
     assert seen in str(caught.value)
 
 
-def times(how: str | list[float] = "poisson", num_jobs: int | None = 4000) -> list[float]:
-    return arrival_times_s(how, seed=3, jps=4.0, num_jobs=num_jobs, duration_s=None)
+def times(how: str) -> list[float]:
+    return arrival_times_s(how, seed=3, jps=4.0, num_jobs=4000)
 
 
 def test_bursts_come_together_at_the_same_rate() -> None:
