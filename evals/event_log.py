@@ -150,13 +150,10 @@ def _answer_rows(source: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]
 def totals(jobs: Sequence[JobView]) -> dict[str, Any]:
     """One document over all jobs."""
     turns = [turn for job in jobs for turn in job.turns]
-    bubbles = [bubble for job in jobs for bubble in job.bubbles]
     return {
         "jobs": len(jobs),
         **_turn_counts(turns),
-        "bubble_s": _spread(sum(bubble) for bubble in bubbles),
-        "bubble_tool_s": _spread(bubble.tool_s for bubble in bubbles),
-        "bubble_queued_s": _spread(bubble.queued_s for bubble in bubbles),
+        "tools_s": _spread(bubble.tool_s for job in jobs for bubble in job.bubbles),
         **_hits([job.tokens for job in jobs]),
         "ttft_first_s": _spread(t.ttft_s for t in turns if t.turn == 1),
         "ttft_later_s": _spread(t.ttft_s for t in turns if t.is_later),
@@ -178,13 +175,9 @@ def job_row(job: JobView) -> dict[str, Any]:
         "ended_s": round(job.ended_s, 6),
         "close_reason": job.close_reason,
         **_turn_counts(job.turns),
-        "bubbles_s": [round(sum(bubble), 6) for bubble in job.bubbles],
-        "bubble_tools_s": [round(bubble.tool_s, 6) for bubble in job.bubbles],
-        "bubble_queued_s": [round(bubble.queued_s, 6) for bubble in job.bubbles],
+        "tools_s": round(sum(bubble.tool_s for bubble in job.bubbles), 6),
+        "queued_s": round(sum(bubble.queued_s for bubble in job.bubbles), 6),
         **_hits([job.tokens]),
-        "queued_evicted_s": [
-            round(turn.waited_s or 0.0, 6) for turn in job.turns if _was_evicted(turn)
-        ],
         **_pins(job.pins),
         "turn_rows": job.rows(),
     }

@@ -1,7 +1,6 @@
 """Six agents at once on stock vLLM, then on agentkv: what `make demo` ends with.
 
-    python examples/six_agents.py             # two servers one after the other: three minutes
-    python examples/six_agents.py --resume    # says again what was measured
+    python examples/six_agents.py    # two servers one after the other: three minutes
 
 The memory holds about half of what six agents have in the end. Stock vLLM drops the context of the
 agent that has been in its tool for longest, and computes it again when the agent returns; agentkv
@@ -11,10 +10,9 @@ seconds of each tool, and answer greedily. It is a small `agentkv bench`, whose 
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from agentkv.errors import AgentKVError, RunError
 from agentkv.evals.commands.bench import read_plan
 from agentkv.evals.figures import draw_jobs
 from agentkv.evals.outcomes import RunOutcome, summarize
-from agentkv.evals.player.servers import BenchPlan
 from agentkv.evals.run_table import table_of
 
 TOOLS = Path(__file__).parent / "tool_times.jsonl"  # commands of 1 to 5 s; a turn draws one
@@ -47,7 +44,10 @@ def main(argv: Sequence[str] = ()) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("\nsix agents of seven turns, memory for half of them: on stock vLLM, then on agentkv")
     try:
-        return play(*read_plan([*FLAGS, *argv]))
+        _, plan = read_plan([*FLAGS, *argv])
+        assert plan.out is not None, "servers of one's own have a folder"
+        show(plan.play_all(), plan.out)
+        return 0
     except AgentKVError as error:
         print(f"broke off: {error}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -55,23 +55,21 @@ def main(argv: Sequence[str] = ()) -> int:
     return 1
 
 
-def play(options: argparse.Namespace, plan: BenchPlan) -> int:
-    """Measure both, say what came of it, and keep the picture."""
+def show(runs: Iterable[RunOutcome], out: Path) -> None:
+    """Say what came of each run as it ends, then of both, and keep the picture."""
     found: dict[str, Mapping[str, Any]] = {}
-    runs: list[RunOutcome] = []
-    for run in plan.play_all(resume=options.resume):
-        runs.append(run)
+    ended: list[RunOutcome] = []
+    for run in runs:
+        ended.append(run)
         found[run.policy] = summarize(run)
         if found[run.policy]["completed"] < len(run.jobs):
-            raise RunError(f"not all jobs under {run.policy} were done: see {plan.out}")
+            raise RunError(f"not all jobs under {run.policy} were done: see {out}")
         say(f"{NAMES[run.policy]}: {describe(found[run.policy])}")
     stock, ours = found["fcfs"], found["agentkv"]
     say(f"\n{headline(stock, ours)}")
-    assert plan.out is not None, "servers of one's own have a folder"
-    picture = draw_jobs(table_of(runs), "fcfs", plan.out / "jobs.svg")
+    picture = draw_jobs(table_of(ended), "fcfs", out / "jobs.svg")
     say(f"both as a picture, a line a job: {picture.resolve()}")
     say(NEXT)
-    return 0
 
 
 def describe(run: Mapping[str, Any]) -> str:

@@ -25,12 +25,14 @@ from ..tables import cell, text_table
 from ..traces.logs import is_event_log
 
 _MAX_LABEL_CHARS = 24
-_COLUMNS = ("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted")
-_MORE_COLUMNS = ("wait after s", "pins", "used", "wasted", "preempted", "closed")
+_COLUMNS = (
+    *("job", "turns", "span s", "tools s", "queue s", "hit", "later prompt tok", "evicted"),
+    *("pins", "used", "wasted", "preempted", "closed"),
+)
 LEGEND = (
     "tools, queue: from a turn's end to the next one's arrival, and from there to its start; hit:"
-    "\nshare of later turns' prompts found in the cache; evicted: turns whose KV was gone, and how"
-    "\nlong those waited; pins: KV kept for the next turn; used: it came in time; wasted: did not"
+    "\nshare of later turns' prompts found in the cache; evicted: turns whose KV was gone; pins: KV"
+    "\nkept for the next turn; used: it came in time; wasted: did not"
 )
 
 
@@ -70,14 +72,14 @@ def _chosen(jobs: Sequence[JobView], names: Sequence[str] | None) -> list[JobVie
 
 def table(rows: Sequence[Mapping[str, Any]], *, max_rows: int) -> str:
     """The first `max_rows` jobs as aligned lines, with a header and how many were left out."""
-    lines = text_table((*_COLUMNS, *_MORE_COLUMNS), [_cells(row) for row in rows[:max_rows]])
+    lines = text_table(_COLUMNS, [_cells(row) for row in rows[:max_rows]])
     if len(rows) > max_rows:
         lines += f"\n... {len(rows) - max_rows} more jobs (--top {len(rows)} shows all)"
     return lines
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    job_id, waits_s = str(row["job_id"]), row["queued_evicted_s"]
+    job_id = str(row["job_id"])
     if len(job_id) > _MAX_LABEL_CHARS:
         job_id = job_id[: _MAX_LABEL_CHARS - 1] + "…"
     engine = "" if row["engine"] is None else f" @{row['engine']}"
@@ -85,12 +87,11 @@ def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
         job_id + engine + (f" ({row['life']})" if row["life"] > 1 else ""),
         row["turns"],
         cell(row["ended_s"] - row["started_s"]),
-        cell(sum(row["bubble_tools_s"])),
-        cell(sum(row["bubble_queued_s"])),
+        cell(row["tools_s"]),
+        cell(row["queued_s"]),
         cell(row["hit_rate"], ".0%"),
         row["prompt_tokens"],
         row["turns_evicted"],
-        cell(sum(waits_s) / len(waits_s) if waits_s else None, ".3f"),
         row["pins"],
         row["pins_kept"],
         row["pins_wasted"],
@@ -122,9 +123,7 @@ def summary(total: Mapping[str, Any]) -> list[str]:
         f"{total['turns_aborted']} aborted), {total['preemptions']} preemptions",
         f"first token    first turns    {_seconds(total['ttft_first_s'])}",
         f"               later turns    {_seconds(total['ttft_later_s'])}",
-        f"between turns  in all         {_seconds(total['bubble_s'])}",
-        f"               tools          {_seconds(total['bubble_tool_s'])}",
-        f"               in the queue   {_seconds(total['bubble_queued_s'])}",
+        f"between turns  tools          {_seconds(total['tools_s'])}",
         f"in the queue   first turns    {_seconds(total['queued_first_s'])}",
         f"               KV still there {_seconds(total['queued_kept_s'])}",
         f"               KV was gone    {_seconds(total['queued_evicted_s'])}",

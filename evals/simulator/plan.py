@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
         "    agentkv simulate --gpu h100\n"
         "    agentkv simulate --gpu h100 --jps 2 --jobs 10 --policy fcfs --policy agentkv\n"
         "    agentkv simulate --gpu h100 --sweep 0.5,1,2 --out runs/sweep    # with its figures",
-        epilog="Exit status: 0 all jobs done, 1 some failed or were cut, 2 bad usage.",
+        epilog="Exit status: 0 all jobs done, 1 some failed, 2 bad usage.",
     )
     add_machine_options(made)
     add_workload_options(made)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentkv.errors import InputError, RunError
+from agentkv.errors import InputError
 from agentkv.policies.names import PolicyChoice
 
 from ..outcomes import JobOutcome, RunOutcome
@@ -47,7 +47,7 @@ OnJobEnd = Callable[[JobOutcome, int], None]
 
 
 class Simulation:
-    """One run. If `run` is interrupted, `result` holds the jobs up to then."""
+    """One run."""
 
     def __init__(
         self,
@@ -124,7 +124,10 @@ class Simulation:
         self._timeline.at(turn.ended_s, partial(self._agents.turn_ended, turn))
 
     def run(self, *, on_job_end: OnJobEnd | None = None) -> SimulatedRun:
-        """Play all jobs to their end: what is due first, an event or the engine's next step."""
+        """Play all jobs to their end: what is due first, an event or the engine's next step.
+
+        Raises RunError if turns wait for memory that nothing will free.
+        """
         self._on_job_end = on_job_end
         timeline, engine = self._timeline, self.engine
         while True:
@@ -137,14 +140,8 @@ class Simulation:
                 break
         if engine.turns:
             raise engine.stuck_error()
-        return self.result()
-
-    def result(self) -> SimulatedRun:
-        """Results so far; jobs under way count as cut."""
-        now_s = self.now_s
-        cut = [job.outcome(now_s, "cut") for job in self._agents.running.values()]
-        counters = {**self.engine.totals(), "virtual_s": now_s}
-        return SimulatedRun(tuple(self._jobs + cut), counters, self.engine.events())
+        counters = {**self.engine.totals(), "virtual_s": self.now_s}
+        return SimulatedRun(tuple(self._jobs), counters, engine.events())
 
     @property
     def num_arrived(self) -> int:
@@ -188,10 +185,10 @@ def _blocks_for_all(workload: Workload, machine: Machine) -> int:
     return max(num_blocks, machine.num_blocks)
 
 
-def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
-    """Each policy's run, its rows on disk as jobs end; and the reason if it ended early.
+def play(plan: SimulationPlan) -> list[RunOutcome]:
+    """Each policy's run, its rows on disk as jobs end.
 
-    Raises InputError before the first job is played.
+    Raises InputError before the first job is played, RunError and OSError in the midst of it.
     """
     for policy in plan.policies:
         folder = plan.folder_of(policy)
@@ -202,37 +199,19 @@ def play(plan: SimulationPlan) -> tuple[list[RunOutcome], str | None]:
             _blocks_for_all(plan.workload, plan.machine)
         if policy.has_offload:
             _dram_blocks(plan.machine, plan.options.dram_gib)
-    runs: list[RunOutcome] = []
-    try:
-        jobs = with_children(plan.workload.jobs)
-        alone = {job.job_id: alone_s(job, plan.machine) for job in jobs}
-        for policy in plan.policies:
-            run, reason = _play_policy(plan, policy, alone)
-            runs.append(run)
-            failed = [job for job in run.jobs if job.status == "failed"]
-            if failed:
-                print(
-                    f"agentkv simulate: {run.policy}: {len(failed)} of {len(run.jobs)} jobs "
-                    f"failed, the first because of {failed[0].turns[-1].error}; "
-                    "--max-context-tokens keeps jobs short",
-                    file=sys.stderr,
-                )
-            if reason is not None:
-                return runs, f"{policy.name}: {reason}"
-    except KeyboardInterrupt:  # before the first run, or between two
-        return runs, "interrupted"
-    return runs, None
+    jobs = with_children(plan.workload.jobs)
+    alone = {job.job_id: alone_s(job, plan.machine) for job in jobs}
+    return [_play_policy(plan, policy, alone) for policy in plan.policies]
 
 
 def _play_policy(
     plan: SimulationPlan, policy: PolicyChoice, alone: Mapping[str, float]
-) -> tuple[RunOutcome, str | None]:
+) -> RunOutcome:
     """Play all jobs; show how far they are, and write their rows as they end."""
     metadata, name = plan.metadata(VLLM_VERSION), policy.name
     simulation = Simulation(plan.workload, plan.machine, policy, plan.options, alone_s=alone)
     facts, folder = row_facts(name, plan.described, metadata), plan.folder_of(policy)
     writer = None if folder is None else RunWriter(folder, facts, force=plan.is_forced)
-    reason: str | None = None
     with writer or nullcontext(), progress(name, len(plan.workload.jobs), "jobs") as show:
 
         def job_ended(job: JobOutcome, num_ended: int) -> None:
@@ -241,22 +220,17 @@ def _play_policy(
             num_running = simulation.num_arrived - num_ended
             show(num_ended, f"{num_running} running, {simulation.now_s:.0f} s are simulated")
 
-        try:
-            simulation.run(on_job_end=job_ended)
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except (RunError, OSError) as error:
-            reason = str(error)
-        result, machine = simulation.result(), simulation.machine.as_dict()
+        result, machine = simulation.run(on_job_end=job_ended), simulation.machine.as_dict()
         metadata |= {"machine": machine, "num_blocks": machine["num_blocks"]}
         run = RunOutcome(name, plan.described, result.jobs, result.counters, metadata)
         if writer is not None:
-            try:
-                for job in run.jobs:
-                    if job.status == "cut":
-                        writer.add_job(job)
-                has_events = result.record is not None and result.record["jobs"]
-                writer.finish(run, result.record if has_events else None)
-            except OSError as error:
-                reason = str(error)
-    return run, reason
+            has_events = result.record is not None and result.record["jobs"]
+            writer.finish(run, result.record if has_events else None)
+    failed = [job for job in run.jobs if job.status == "failed"]
+    if failed:
+        print(
+            f"agentkv simulate: {name}: {len(failed)} of {len(run.jobs)} jobs failed, the first "
+            f"because of {failed[0].turns[-1].error}; --max-context-tokens keeps jobs short",
+            file=sys.stderr,
+        )
+    return run

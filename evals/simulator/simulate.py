@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import DONE, FAILED, print_result
+from agentkv.errors import RunError
 
 from ..comparison import compare, table
 from ..outcomes import ROLE_KEYS, RunOutcome, summarize
@@ -32,7 +33,7 @@ SWEEP_FIGURES = ("sweep", "saved", "policies")
 
 
 def main(argv: Sequence[str]) -> int:
-    """0: all jobs done; 1: some failed or were cut. Raises before the first is simulated."""
+    """0: all jobs done; 1: some failed, or it ended early. Raises before the first is simulated."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is JSON
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # that it has none for CPUs
     if argv[:1] == ["calibrate"]:
@@ -45,13 +46,15 @@ def main(argv: Sequence[str]) -> int:
 
     documents, is_done = [], True
     for plan in plans:
-        runs, reason = play(plan)
-        if reason is not None:
-            print(f"agentkv simulate: ended early: {reason}", file=sys.stderr)
-        documents.append(_document(plan, runs, reason))
+        try:
+            runs = play(plan)
+        except (RunError, OSError) as error:
+            print(f"agentkv simulate: ended early: {error}", file=sys.stderr)
+            return FAILED
+        documents.append(_document(plan, runs))
         if not flags.json:
             print(_text(plan, runs), flush=True)
-        is_done &= reason is None and all(job.status == "done" for run in runs for job in run.jobs)
+        is_done &= all(job.status == "done" for run in runs for job in run.jobs)
     if flags.json:
         print_result(documents[0] if flags.sweep is None else documents, "", is_json=True)
     if flags.sweep is not None:
@@ -59,16 +62,13 @@ def main(argv: Sequence[str]) -> int:
     return DONE if is_done else FAILED
 
 
-def _document(
-    plan: SimulationPlan, runs: Sequence[RunOutcome], reason: str | None
-) -> dict[str, Any]:
+def _document(plan: SimulationPlan, runs: Sequence[RunOutcome]) -> dict[str, Any]:
     from .vllm_scheduler import VLLM_VERSION
 
     return {
         "workload": plan.described,
         "machine": plan.machine.as_dict(),
         "seed": plan.workload.seed,
-        "ended_early": reason,
         "policies": {run.policy: policy_entry(summarize(run), run.server) for run in runs},
         "metadata": plan.metadata(VLLM_VERSION),
     }

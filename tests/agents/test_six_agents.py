@@ -6,26 +6,20 @@ import pytest
 import six_agents
 
 from agentkv.evals.commands.bench import read_plan
-from tests.evals.made_runs import job, run, turn, write_run
+from tests.evals.made_runs import job, run, turn
 
 
 def test_both_policies_stand_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Mean job and share of prompt tokens are those of the runs."""
-    flags = ["--out", str(tmp_path), "--resume"]
-    _, plan = read_plan([*six_agents.FLAGS, *flags])
     # a job of two turns: 100 and 200 tokens, of which `hits` were in the cache
-    for (policy, repeat), seconds, hits in zip(plan.runs(), (86.0, 62.0), (30, 150), strict=True):
-        turns = (turn(0), turn(1, cached_tokens=hits))
-        made = run(
-            job("a", ended_s=seconds, turns=turns),
-            policy=policy.name,
-            workload=plan.described,
-            metadata={"repeat": repeat, "config": dict(plan.load.config)},
-        )
-        write_run(plan.folder(policy, repeat), made)
-    assert six_agents.main(flags) == 0
+    runs = [
+        run(job("a", ended_s=seconds, turns=(turn(0), turn(1, cached_tokens=hits))), policy=policy)
+        for policy, seconds, hits in (("fcfs", 86.0, 30), ("agentkv", 62.0, 150))
+    ]
+    six_agents.show(runs, tmp_path)
+    assert (tmp_path / "jobs.svg").exists()
     text = capsys.readouterr().out
     assert "stock vLLM: mean job 86 s, slowest 86 s, 10% of prompt tokens from the cache" in text
     assert "mean job 86 s -> 62 s, 10% -> 50% of prompt tokens from the cache" in text

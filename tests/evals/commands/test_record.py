@@ -23,7 +23,7 @@ def test_the_table_has_a_line_for_each_job(source: str, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     (line,) = [line for line in text.splitlines() if line.startswith("job-1 ")]
     shown = " ".join(line.split()[1:])
-    assert shown == "2 5.50 3.00 0.25 50% 160 1 0.250 2 1 0 0 released"
+    assert shown == "2 5.50 3.00 0.25 50% 160 1 2 1 0 0 released"
     assert "... 1 more jobs (--top 3 shows all)" in text
     assert "Later turns found 50% of their prompts in the cache: 240 of 480 tokens" in text
     assert "3 jobs, 6 turns (6 finished, 0 aborted), 0 preemptions" in text

@@ -122,7 +122,7 @@ def test_totals_add_up_all_jobs() -> None:
     jobs = [job_of(*TWO_TURNS), job_of(*wasted)]
     total = totals(jobs)
     assert (total["jobs"], total["turns"], total["turns_finished"]) == (2, 3, 3)
-    assert total["bubble_s"]["mean"] == pytest.approx(3.25)
+    assert total["tools_s"]["mean"] == pytest.approx(3.0)
     assert (total["hit_tokens"], total["prompt_tokens"], total["hit_rate"]) == (80, 160, 0.5)
     assert total["queued_evicted_s"]["mean"] == pytest.approx(0.25)
     assert total["queued_kept_s"]["n"] == 0

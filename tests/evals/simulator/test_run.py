@@ -23,7 +23,6 @@ from agentkv.evals.simulator.run import SimulatedRun, Simulation
 from agentkv.evals.workload.plans import Workload
 from agentkv.guard import MAX_ANSWER_S
 from agentkv.policies.agentkv import AgentKVPolicy
-from agentkv.policies.names import simulated_policy
 
 from .simulated import durations, job, machine, random_jobs, simulate
 
@@ -191,21 +190,6 @@ def test_a_closed_loop_keeps_so_many_jobs_running() -> None:
     arrivals = sorted(job.arrived_s for job in run.jobs)
     ends = sorted(job.ended_s for job in run.jobs)
     assert arrivals == [0.0, 0.0, *ends[:4]]
-
-
-def test_what_is_interrupted_is_cut() -> None:
-    """After an interrupt jobs under way count as cut, and later ones as not arrived."""
-    simulation = Simulation(BUSY, machine(), simulated_policy("fcfs"))
-
-    def stop(job: object, num_ended: int) -> None:
-        if num_ended == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        simulation.run(on_job_end=stop)
-    statuses = [job.status for job in simulation.result().jobs]
-    assert statuses.count("done") == 5
-    assert len(statuses) == simulation.num_arrived
 
 
 PATIENCE_S = 1.0

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -168,33 +165,6 @@ def test_failed_jobs_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "6 of 6 jobs failed" in captured.err
     assert "--max-context-tokens" in captured.err
     assert json.loads(captured.out)["policies"]["fcfs"]["failed"] == 6
-
-
-def test_what_was_simulated_is_kept_on_ctrl_c(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ctrl-C keeps rows, summary and document, with jobs under way as cut, and status 1."""
-    rows = tmp_path / "fcfs" / "turns.jsonl"
-
-    def interrupt_after_a_job() -> None:
-        while not (rows.exists() and rows.stat().st_size):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    flags = [*GPU, "--jobs", "4000", "--jps", "1", *STOCK, "--json", "--out", str(tmp_path)]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it behind &
-    threading.Thread(target=interrupt_after_a_job, daemon=True).start()
-    try:
-        assert main(flags) == 1
-    finally:
-        signal.signal(signal.SIGINT, before)
-    found = json.loads(capsys.readouterr().out)
-    assert found["ended_early"] == "fcfs: interrupted"
-    entry = found["policies"]["fcfs"]
-    assert entry["completed"] > 0
-    assert entry["completed"] + entry["cut"] == entry["jobs"]
-    [run] = read_runs([tmp_path])
-    assert {job.status for job in run.jobs} <= {"done", "cut"}
 
 
 @pytest.mark.slow
