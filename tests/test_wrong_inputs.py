@@ -50,9 +50,7 @@ WRONG = [
     (f"{GPU} --trace empty", "empty: is empty"),
     (f"{GPU} --trace binary", "binary: of no known kind"),
     ("simulate --gpu broken", "broken: the file: Invalid JSON"),
-    ("record folder", "folder: no log in it that can be read"),
-    ("record empty", "empty: is empty"),
-    ("record binary", "binary: of no known kind"),
+    ("record folder", "folder: no event log of a server; explain reads agents' logs"),
     ("swebench report nofile", "nofile/run.json"),
     # a server
     ("doctor --url 127.0.0.1:8000", "--url: got '127.0.0.1:8000', did you mean http://127.0.0.1"),

@@ -2,6 +2,7 @@
 
     agentkv bench --url http://localhost:8000 --jps 2 --jobs 100         # on a running server
     agentkv bench --policy fcfs --policy agentkv --out runs/ab           # on servers of its own
+    agentkv bench --out runs/ab --resume                                 # where it broke off
     agentkv bench --policy agentkv -- --max-num-seqs 4                   # flags of its servers
 
 Jobs come in an open loop (--jps) or a closed one (--concurrency); their tools sleep as long as real
@@ -82,8 +83,8 @@ class CPU:
 def main(argv: Sequence[str]) -> int:
     """0: all jobs of all runs done; 1: some were not, or it broke off. Raises before the first."""
     options, plan = read_plan(argv)
-    plan.check_folders()
-    runs, trouble = _collect(plan)
+    plan.check_folders(resume=options.resume)
+    runs, trouble = _collect(plan, resume=options.resume)
     if trouble is not None:
         print(f"agentkv bench: {trouble}", file=sys.stderr)
     results = compare(runs, plan.baseline, options.deadline)
@@ -113,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     return DONE if trouble is None and are_done and is_kept else FAILED
 
 
-def _collect(plan: BenchPlan) -> tuple[list[RunOutcome], str | None]:
+def _collect(plan: BenchPlan, *, resume: bool) -> tuple[list[RunOutcome], str | None]:
     """The runs that were made, and the reason if not all of them were.
 
     Raises what a running server or the flags had against the first run.
@@ -122,7 +123,7 @@ def _collect(plan: BenchPlan) -> tuple[list[RunOutcome], str | None]:
     # a server that is starting must not outlive us: SIGTERM ends us as SIGINT does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for run in plan.play_all():
+        for run in plan.play_all(resume=resume):
             runs.append(run)
     except (AgentKVError, OSError) as error:
         if plan.url is not None and not runs:
@@ -233,5 +234,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--deadline", type=seconds, metavar="S", help=deadline_help)
     kept = f"a folder a run, and {RESULT_FILE} (default bench-TIME; with --url nothing is kept)"
     add_kept(run, kept)
+    add("--resume", action="store_true", help="keep the complete runs in --out, make the others")
     add_json(run)
     return parser

@@ -6,18 +6,19 @@ and each run of its own servers gets a fresh one with the same flags.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentkv.errors import RunError
+from agentkv.errors import InputError, RunError
 from agentkv.policies.names import STOCK_POLICIES, PolicyChoice, folder_name
 from agentkv.server.process import ServerProcess
 
 from ..outcomes import RunOutcome
-from ..rows import TURNS_FILE, require_free
+from ..rows import RUN_FILE, TURNS_FILE, read_runs, require_free
 from ..workload.plans import Workload
 from .run import LoadOptions, load_server
 
@@ -66,14 +67,14 @@ class BenchPlan:
         tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
         return (*self.server_flags, *policy.flags(), *tier)
 
-    def check_folders(self) -> None:
-        """Raise InputError if runs exist already, unless they may be overwritten."""
+    def check_folders(self, *, resume: bool) -> None:
+        """Raise InputError if runs exist already, unless they may be used or overwritten."""
         for policy, repeat in self.runs():
             if (folder := self.folder(policy, repeat)) is not None:
-                require_free(folder / TURNS_FILE, force=self.load.force)
+                require_free(folder / TURNS_FILE, force=resume or self.load.force)
 
-    def play_all(self) -> Iterator[RunOutcome]:
-        """Each run as it ends.
+    def play_all(self, *, resume: bool = False) -> Iterator[RunOutcome]:
+        """Each run as it ends; with `resume`, those that are complete on disk are read instead.
 
         Raises RunError after the run that broke off, ServerStartError for a server that does not
         come up.
@@ -82,6 +83,10 @@ class BenchPlan:
         for number, (policy, repeat) in enumerate(todo, start=1):
             name = "the server" if policy is None else policy.name
             label = f"[{number}/{len(todo)}] {name}, repeat {repeat + 1} of {self.repeats}"
+            if resume and (found := self.run_on_disk(policy, repeat)) is not None:
+                _say(f"{label}: on disk already")
+                yield found
+                continue
             run, reason = self.play(policy, repeat, label)
             if run.jobs:
                 yield run
@@ -110,6 +115,21 @@ class BenchPlan:
                 reason = f"{reason or 'the server ended'}; the end of its log, "
                 reason += f"{server.log_path}:\n{server.log_tail()}"
             return run, reason
+
+    def run_on_disk(self, policy: PolicyChoice | None, repeat: int) -> RunOutcome | None:
+        """The whole run that is there; None without one. Raises InputError for one of other jobs or
+        of servers with other flags."""
+        folder = self.folder(policy, repeat)
+        if folder is None or not (folder / RUN_FILE).exists():
+            return None
+        (run,) = read_runs([folder])
+        if run.metadata.get("stopped_because") is not None:
+            return None
+        then = run.workload, run.metadata.get("config", {}).get("server_flags")
+        now = self.described, self.load.config.get("server_flags")
+        if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
+            raise InputError(f"{folder} is of other jobs or servers: choose another --out")
+        return run
 
 
 def start_server(

@@ -66,7 +66,12 @@ def test_repeats_on_a_running_server_never_share_a_prefix(
         num_requests = len(server.requests)
         again, _, text = bench(capsys, server.base_url, *flags)
         assert (again, "--force" in text, len(server.requests)) == (2, True, num_requests)
+        resumed, same, _ = bench(capsys, server.base_url, *flags, "--resume")
+        assert (resumed, len(server.requests)) == (0, num_requests)
+        other = bench(capsys, server.base_url, *flags, "--resume", "--seed", "1")
+        assert (other[0], "is of other jobs or servers" in other[2]) == (2, True)
     assert status == 0
+    assert same["policies"] == found["policies"]
     assert [turns[0] for turns in _cached(found)] == [0.0, 0.0]
     assert {path.parent.name for path in tmp_path.rglob(TURNS_FILE)} == {"server-0", "server-1"}
 
