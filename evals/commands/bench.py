@@ -54,7 +54,6 @@ from ..options import (
     workload_of,
 )
 from ..outcomes import RunOutcome, summarize
-from ..player.run import LoadOptions
 from ..player.servers import BenchPlan
 from ..rows import time_stamp, write_whole
 
@@ -103,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
             for run in runs
         ],
         "workload": dict(plan.described),
-        "config": dict(plan.load.config),
+        "config": dict(plan.config),
         "out": None if plan.out is None else str(plan.out),
         "ended_early": trouble,
     }
@@ -159,22 +158,17 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
     workload = workload_of(options)
     out = options.out if is_running else options.out or f"bench-{time_stamp()}"
     kept = {name: value for name, value in vars(options).items() if name != "api_key"}
-    load = LoadOptions(
-        base_url=options.url or "",
-        model=options.model if is_running else None,
-        api_key=options.api_key,
-        force=options.force,
-        config=kept | {"server_flags": server_flags},
-    )
     return options, BenchPlan(
         policies=tuple(map(server_policy, names)),
         repeats=options.repeats or (1 if is_running else CPU.repeats),
         workload=workload,
         described=describe_workload(options, workload),
-        load=load,
+        config=kept | {"server_flags": server_flags},
+        force=options.force,
+        api_key=options.api_key,
         out=None if out is None else Path(out),
         url=options.url,
-        model=None if is_running else options.model,
+        model=options.model,
         server_flags=server_flags,
         dram_gib=options.dram_gib or CPU.dram_gib,
     )

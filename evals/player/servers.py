@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from agentkv.server.process import ServerProcess
 from ..outcomes import RunOutcome
 from ..rows import RUN_FILE, TURNS_FILE, read_runs, require_free
 from ..workload.plans import Workload
-from .run import LoadOptions, load_server
+from .run import load_server
 
 BASELINE = "fcfs"
 READY_TIMEOUT_S = 600.0
@@ -33,17 +34,19 @@ class BenchPlan:
     """The runs of a measurement.
 
     url: the running server to play on; without it each run starts a server of `model` with
-    `server_flags`, which are the same for every policy. `load` says how jobs are played. `dram_gib`
-    is the size of the tier of policies that have one.
+    `server_flags`, which are the same for every policy. `config` has the flags that stand on rows.
+    `dram_gib` is the size of the tier of policies that have one.
     """
 
     policies: tuple[PolicyChoice, ...]
     repeats: int
     workload: Workload
     described: Mapping[str, Any]
-    load: LoadOptions
+    config: Mapping[str, Any]
     out: Path | None = None
+    force: bool = False
     url: str | None = None
+    api_key: str | None = None
     model: str | None = None
     server_flags: tuple[str, ...] = ()
     dram_gib: float = 1.0
@@ -71,7 +74,7 @@ class BenchPlan:
         """Raise InputError if runs exist already, unless they may be used or overwritten."""
         for policy, repeat in self.runs():
             if (folder := self.folder(policy, repeat)) is not None:
-                require_free(folder / TURNS_FILE, force=resume or self.load.force)
+                require_free(folder / TURNS_FILE, force=resume or self.force)
 
     def play_all(self, *, resume: bool = False) -> Iterator[RunOutcome]:
         """Each run as it ends; with `resume`, those that are complete on disk are read instead.
@@ -98,10 +101,18 @@ class BenchPlan:
     ) -> tuple[RunOutcome, str | None]:
         """Make one run; returns the reason, too, if it ended early."""
         folder = self.folder(policy, repeat)
-        load = replace(self.load, out=folder, policy=policy)
+        load = partial(
+            load_server,
+            self.workload,
+            self.described,
+            policy=policy,
+            api_key=self.api_key,
+            out=folder,
+            config=self.config,
+            repeat=repeat,
+        )
         if self.url is not None:
-            load = replace(load, base_url=self.url)
-            return load_server(self.workload, self.described, load, repeat=repeat)
+            return load(self.url, model=self.model, force=self.force)
         assert policy is not None, "a server of one's own has a policy"
         assert folder is not None, "a server of one's own has a folder for its log"
         starting = start_server(self.model, policy, self.args(policy), folder)
@@ -109,8 +120,7 @@ class BenchPlan:
         with starting as server:
             if policy.scheduling_policy not in STOCK_POLICIES:
                 _say(f"watch it at {server.base_url}/agentkv/ui")
-            load = replace(load, base_url=server.base_url, force=True)
-            run, reason = load_server(self.workload, self.described, load, repeat=repeat)
+            run, reason = load(server.base_url, force=True)
             if not server.is_alive:
                 reason = f"{reason or 'the server ended'}; the end of its log, "
                 reason += f"{server.log_path}:\n{server.log_tail()}"
@@ -126,7 +136,7 @@ class BenchPlan:
         if run.metadata.get("stopped_because") is not None:
             return None
         then = run.workload, run.metadata.get("config", {}).get("server_flags")
-        now = self.described, self.load.config.get("server_flags")
+        now = self.described, self.config.get("server_flags")
         if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise InputError(f"{folder} is of other jobs or servers: choose another --out")
         return run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentkv.evals.outcomes import RunOutcome
-from agentkv.evals.player.run import LoadOptions, load_server
+from agentkv.evals.player.run import load_server
 from agentkv.evals.workload.plans import JobPlan, TurnPlan, Workload
 from agentkv.policies.names import server_policy
 from tests.evals.fake_vllm import FakeVllm
@@ -45,8 +45,8 @@ def play(
     with FakeVllm(policy="agentkv") as server:
         if interrupted_after is not None:
             threading.Thread(target=interrupt, args=[interrupted_after], daemon=True).start()
-        load = LoadOptions(server.base_url, policy=server_policy("agentkv"))
-        run, reason = load_server(Workload("made", 0, jobs, None), {}, load)
+        workload, policy = Workload("made", 0, jobs, None), server_policy("agentkv")
+        run, reason = load_server(workload, {}, server.base_url, policy=policy)
     return run, server.requests, reason
 
 
@@ -95,6 +95,6 @@ def test_a_policy_of_a_file_is_measured_by_its_class_name(*, is_named: bool) -> 
     """A server under a policy of one's own is loaded, whether the policy is asked for or not."""
     policy = server_policy("examples/policies/tail_lru.py:TailLRU") if is_named else None
     with FakeVllm(policy="TailLRU") as server:
-        load = LoadOptions(server.base_url, policy=policy)
-        run, reason = load_server(Workload("made", 0, (CHAT,), None), {}, load)
+        workload = Workload("made", 0, (CHAT,), None)
+        run, reason = load_server(workload, {}, server.base_url, policy=policy)
     assert (reason, run.policy) == (None, "TailLRU")

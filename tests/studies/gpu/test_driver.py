@@ -24,7 +24,7 @@ def test_a_step_is_a_comparison(step: Step, tmp_path: Path) -> None:
     made = read_experiment(command)[1]
     plan = made.plan
     assert [policy.name for policy in plan.policies] == list(step.policies)
-    assert (made.gpu, plan.repeats, plan.load.config["resume"]) == ("h100", step.repeats, True)
+    assert (made.gpu, plan.repeats, plan.config["resume"]) == ("h100", step.repeats, True)
     assert plan.server_flags[-4:] == RUNGS[1].flags
     folders = {plan.folder(p, r) for p, r in plan.runs()}
     (tmp_path / "scarce").mkdir(exist_ok=True)
