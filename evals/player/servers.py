@@ -127,7 +127,7 @@ class BenchPlan:
             return run, reason
 
     def run_on_disk(self, policy: PolicyChoice | None, repeat: int) -> RunOutcome | None:
-        """The whole run that is there; None without one. Raises InputError for one of other jobs or
+        """The whole run on disk; None without one. Raises InputError for one of other jobs or
         of servers with other flags."""
         folder = self.folder(policy, repeat)
         if folder is None or not (folder / RUN_FILE).exists():
