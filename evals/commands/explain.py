@@ -11,23 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from agentkv.command_line import DONE, FAILED, add_json, command_parser, url, whole_number
 from agentkv.errors import InputError, StatusError
+from agentkv.integrations.vllm.watch.explanations import explanation
 from agentkv.protocol import LARGE_HIT_UNIT_TOKENS, routing_headers
 from agentkv.server.api import COMMAND_TIMEOUT_S, ServerAPI
 from agentkv.visible import visible
 
 from ..event_log import read_record
 from ..traces.logs import read_turns
-from ..traces.story import explained_jobs
-from ..traces.turns import jobs_among
+from ..traces.turns import TracedTurn, jobs_among
 from .record import is_log_of_agents
 
 MAX_WORST = 10
+WHOLE = 0.98
+"""A prompt that keeps this share of the context before it is said to go on from it: chosen."""
 _INDENT = " " * 6
 
 
@@ -67,7 +70,7 @@ def _explain_log(options: argparse.Namespace) -> int:
     """Show the jobs of a log that could not find all of their context, the worst first."""
     source = options.job
     if is_log_of_agents(source):
-        jobs = list(explained_jobs(jobs_among(read_turns(Path(source)))))
+        jobs = list(explained_jobs(source))
     else:
         jobs = [
             {"job_id": job.label, "tokens": job.tokens.as_dict(), "turns": job.rows()}
@@ -79,8 +82,56 @@ def _explain_log(options: argparse.Namespace) -> int:
         print(json.dumps({"source": source, "num_jobs": len(jobs), "jobs": shown}))
     else:
         found = f"{len(broken)} of {len(jobs)} jobs computed tokens twice"
+        if num_silent := sum(not job.get("has_messages", True) for job in jobs):
+            found += f"; of {num_silent} the log has counts alone, without what broke a prompt"
         print("\n\n".join([*map(report, shown), found]))
     return FAILED if broken else DONE
+
+
+def explained_jobs(source: str) -> Iterator[dict[str, Any]]:
+    """Each job of a log as a server's answer of GET /v1/agentkv/explain has it, with all that its
+    turns could have found in a cache that never loses anything, and so on any server."""
+    for job_id, turns in jobs_among(read_turns(Path(source))).items():
+        first = {"turn": turns[0].turn + 1, "prompt_tokens": turns[0].prompt_tokens}
+        later = [_later_row(before, after) for before, after in pairwise(turns)]
+        yield {
+            "job_id": job_id,
+            "has_no_hits": True,
+            "has_messages": all(turn.change is not None for turn in turns[1:]),
+            "tokens": {
+                "later_prompt_tokens": sum(row["prompt_tokens"] for row in later),
+                "later_hit_tokens": sum(row["hit_tokens"] for row in later),
+                "recomputed_tokens": {
+                    "diverged": sum(row["miss"]["tokens"] for row in later if row["miss"])
+                },
+            },
+            "turns": [first | {"expected_tokens": 0, "hit_tokens": 0, "miss": None}, *later],
+        }
+
+
+def _later_row(before: TracedTurn, turn: TracedTurn) -> dict[str, Any]:
+    change, expected = turn.change, before.context_tokens
+    if change is not None:  # no more than the prompt has can be found
+        expected = min(change["of_tokens"], turn.prompt_tokens)
+    # at most all of it, where the log does not tell
+    kept = min(expected, turn.prompt_tokens if turn.kept_tokens is None else turn.kept_tokens)
+    miss = None
+    if change is not None and kept < expected:
+        miss = {"tokens": expected - kept, "reason": "diverged", **change}
+        miss["why"], miss["advice"] = explanation(miss)
+    elif change is None and kept < WHOLE * expected:
+        place = "at most " if turn.kept_tokens is None else ""
+        why = f"the prompt keeps {place}{kept:,} of {expected:,} tokens of the context before it"
+        why += ", and is shorter" if turn.prompt_tokens < expected else ""
+        advice = "log the messages of the requests: they tell what has changed"
+        miss = {"tokens": expected - kept, "reason": "diverged", "why": why, "advice": advice}
+    return {
+        "turn": turn.turn + 1,
+        "prompt_tokens": turn.prompt_tokens,
+        "expected_tokens": expected,
+        "hit_tokens": kept,
+        "miss": miss,
+    }
 
 
 def _num_lost(job: Mapping[str, Any]) -> int:

@@ -15,10 +15,14 @@ from itertools import pairwise
 from typing import Any
 
 from agentkv import parse_tool_calls
+from agentkv.integrations.vllm.watch.changes import Message
 
+from ..requests import messages_of
 from .turns import ModelCall, TracedTurn, turns_of
 
 _Row = Mapping[str, Any]
+_Said = dict[object, tuple[object, list[Message]]]
+"""Messages of a session by the line, with the line that each answers."""
 _PROMPT_PARTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _CODEX_TOOLS = {"function_call", "local_shell_call", "custom_tool_call"}
 
@@ -43,8 +47,14 @@ def _claude_calls(rows: Sequence[_Row]) -> list[ModelCall]:
     callers: dict[str, ModelCall] = {}
     """Calls of a model by the ids of the tools that they called."""
     asked_s = None
-    for row in rows:
-        at_s, message = seconds_of(row["timestamp"]), row.get("message") or {}
+    said: _Said = {}
+    newest: object = None
+    for number, row in enumerate(rows):
+        before = row.get("parentUuid") if row.get("parentUuid") in said else newest
+        message, newest = row.get("message") or {}, row.get("uuid") or number
+        is_summary = row.get("isCompactSummary")  # the first line of what follows
+        said[newest] = None if is_summary else before, messages_of({"messages": [message]})
+        at_s = seconds_of(row["timestamp"])
         if row["type"] == "user":
             for result in _blocks(message, "tool_result"):
                 if caller := callers.get(str(result.get("tool_use_id"))):
@@ -57,7 +67,9 @@ def _claude_calls(rows: Sequence[_Row]) -> list[ModelCall]:
             continue  # as what the program itself said in the model's place
         key = str(message.get("id") or row.get("requestId") or row.get("uuid"))
         sent_s = at_s if asked_s is None else asked_s
-        call = calls.setdefault(key, ModelCall(sent_s))
+        if key not in calls:
+            calls[key] = ModelCall(sent_s=sent_s, messages=_conversation(said, before))
+        call = calls[key]
         call.ended_s = at_s
         call.prompt_tokens, call.output_tokens = prompt_tokens, usage.get("output_tokens") or 0
         call.cached_tokens = usage.get("cache_read_input_tokens")
@@ -65,6 +77,15 @@ def _claude_calls(rows: Sequence[_Row]) -> list[ModelCall]:
             call.commands.append(command_of(tool.get("name"), tool.get("input")))
             callers[str(tool.get("id"))] = call
     return list(calls.values())
+
+
+def _conversation(said: _Said, line: object) -> list[Message]:
+    """The messages up to a line of a session, along the lines that each answers."""
+    found: list[list[Message]] = []
+    while line in said:
+        line, messages = said[line]
+        found.append(messages)
+    return [message for messages in reversed(found) for message in messages]
 
 
 def _blocks(message: _Row, kind: str) -> list[_Row]:
@@ -77,14 +98,17 @@ def read_codex(name: str, rows: Sequence[_Row]) -> list[TracedTurn]:
     """Turns of a rollout; one that another thread spawned has that as its parent."""
     meta: _Row
     meta = next((row["payload"] for row in rows if row.get("type") == "session_meta"), {})
-    return turns_of(str(meta.get("id") or name), _codex_calls(rows), _parent_of(meta))
+    instructions = (meta.get("base_instructions") or {}).get("text") or meta.get("instructions")
+    calls = _codex_calls(rows, messages_of({"instructions": instructions}))
+    return turns_of(str(meta.get("id") or name), calls, _parent_of(meta))
 
 
-def _codex_calls(rows: Sequence[_Row]) -> list[ModelCall]:
-    """The calls that have usage."""
+def _codex_calls(rows: Sequence[_Row], said: list[Message]) -> list[ModelCall]:
+    """The calls that have usage, behind what was `said` before."""
     calls: list[ModelCall] = []
     callers: dict[str, ModelCall] = {}
     asked_s, totals, call = 0.0, None, None
+    start = [*said]
     for row in rows:
         payload, at_s = row["payload"], seconds_of(row["timestamp"])
         kind = payload.get("type")
@@ -95,7 +119,7 @@ def _codex_calls(rows: Sequence[_Row]) -> list[ModelCall]:
         elif kind == "user_message":
             asked_s = at_s
         elif kind in _CODEX_TOOLS or kind == "reasoning" or payload.get("role") == "assistant":
-            call = call or ModelCall(min(asked_s or at_s, at_s))
+            call = call or ModelCall(sent_s=min(asked_s or at_s, at_s), messages=[*said])
             call.ended_s = at_s
             if kind in _CODEX_TOOLS:
                 call.commands.append(_codex_command(payload))
@@ -109,6 +133,12 @@ def _codex_calls(rows: Sequence[_Row]) -> list[ModelCall]:
                 call.cached_tokens = usage.get("cached_input_tokens")
                 calls.append(call)
                 call = None
+        if row["type"] == "response_item":
+            said += messages_of({"messages": [payload]})
+        elif row["type"] == "compacted":
+            summary = [{"role": "user", "content": payload.get("message")}]
+            kept = payload.get("replacement_history") or summary
+            said = [*start, *messages_of({"messages": kept})]
     return calls
 
 
@@ -142,9 +172,6 @@ def read_mini_swe_agent(name: str, rows: Sequence[_Row]) -> Iterator[TracedTurn]
 def _mini_call(reply: _Row, after: _Row, usage: _Row) -> ModelCall:
     extra = reply["extra"]
     commands = [str(action.get("command")) for action in extra.get("actions") or ()]
-    if not commands:
-        called = parse_tool_calls({"content": reply.get("content")})
-        commands = [call.command or call.name for call in called]
     stamps = [extra.get("timestamp"), (after.get("extra") or {}).get("timestamp")]
     return ModelCall(
         prompt_tokens=usage["prompt_tokens"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from agentkv.errors import InputError
 
 from ..event_log import holds_event_log, read_record
+from ..requests import LoggedCall, last_change, messages_of
 from ..rows import text_of
 from .coding_agents import read_claude_code, read_codex, read_mini_swe_agent
 from .served import served_turns
@@ -74,26 +76,22 @@ def read_turns(path: Path) -> list[TracedTurn]:
 
 
 def _distinct(files: Sequence[Sequence[TracedTurn]]) -> list[TracedTurn]:
-    """The turns of all files, without those that an earlier one has, too, as of a session that was
-    gone on with; another job of the same id, as of a second run, gets a number behind it."""
+    """The turns of these files; those that an earlier one has, too, as of a session that was gone
+    on with, once. Another job of the same id, as of a second run, gets a number behind it."""
     known: dict[str, list[TracedTurn]] = {}
-    found: list[TracedTurn] = []
     for file in files:
-        names: dict[str | None, str] = {}
-        new: list[TracedTurn] = []
-        for job_id, turns in jobs_among(file).items():
+        jobs, names = jobs_among(file), {}
+        for job_id, turns in jobs.items():
             tries = itertools.chain([job_id], (f"{job_id} ({n})" for n in itertools.count(2)))
-            name = next(name for name in tries if _is_same(known.get(name, []), turns))
-            names[job_id], before = name, known.setdefault(name, [])
-            more = turns[len(before) :]
-            before += more
-            new += more
-        found += [_renamed(turn, names) for turn in new]
-    return found
+            names[job_id] = next(name for name in tries if _is_same(known.get(name, []), turns))
+        for job_id, turns in jobs.items():
+            before = known.setdefault(names[job_id], [])
+            before += [_renamed(turn, names) for turn in turns[len(before) :]]
+    return [turn for turns in known.values() for turn in turns]
 
 
-def _renamed(turn: TracedTurn, names: Mapping[str | None, str]) -> TracedTurn:
-    parent = names.get(turn.parent_job_id, turn.parent_job_id)
+def _renamed(turn: TracedTurn, names: Mapping[str, str]) -> TracedTurn:
+    parent = names.get(turn.parent_job_id or "", turn.parent_job_id)
     return turn.model_copy(update={"job_id": names[turn.job_id], "parent_job_id": parent})
 
 
@@ -147,11 +145,14 @@ def _read_file(path: Path) -> list[TracedTurn]:
 
 def _own_turns(path: Path, text: str) -> list[TracedTurn]:
     """A line a turn. Raises InputError, which names the line and its field at fault."""
-    turns = []
+    lines: list[tuple[TracedTurn, LoggedCall]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             if line.strip():
-                turns.append(TracedTurn.model_validate_json(line))
+                turn, row = TracedTurn.model_validate_json(line), json.loads(line)
+                counts = turn.prompt_tokens, turn.output_tokens, turn.kept_tokens
+                reply = messages_of({"messages": row.get("reply")})
+                lines.append((turn, LoggedCall(*counts, messages_of(row), reply)))
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
@@ -159,6 +160,13 @@ def _own_turns(path: Path, text: str) -> list[TracedTurn]:
                 f"{path}: line {number}: {field}: {first['msg']}; seen: "
                 f"{str(first['input'])[:100]}; a line needs {TURN_FIELDS}"
             ) from error
+    turns: list[TracedTurn] = []
+    calls: dict[str, list[LoggedCall]] = defaultdict(list)
+    for turn, call in sorted(lines, key=lambda each: each[0].turn):
+        calls[turn.job_id].append(call)
+        change = last_change(calls[turn.job_id])
+        kept = change.get("diverged_at") if change else turn.kept_tokens
+        turns.append(turn.model_copy(update={"change": change, "kept_tokens": kept}))
     return turns
 
 

@@ -84,8 +84,8 @@ def _call(turn: TurnView, next_s: float, tools: Sequence[RunTool]) -> ModelCall:
     if not ran and turn.command and not is_last:  # only the reply names it
         ran = [RunTool(turn.command, turn.command, turn.ended_s)]
     return ModelCall(
-        turn.arrived_s,
-        turn.ended_s,
+        sent_s=turn.arrived_s,
+        ended_s=turn.ended_s,
         prompt_tokens=turn.prompt_tokens,
         output_tokens=turn.output_tokens or 1,
         commands=[tool.command or tool.name for tool in ran],

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..requests import messages_of
 from .coding_agents import command_of
 from .turns import ModelCall, TracedTurn, turns_of
 
@@ -19,6 +20,8 @@ _CALLS = {"chat", "text_completion", "generate_content"}
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _CACHED = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cached_tokens")
+
+_REPLY = "gen_ai.output.messages"
 
 
 @dataclass(slots=True)
@@ -61,15 +64,27 @@ def _spans(row: Mapping[str, Any]) -> Iterator[_Span]:
     for resource in row["resourceSpans"]:
         for scope in resource.get("scopeSpans") or ():
             for span in scope.get("spans") or ():
-                facts = {fact["key"]: fact.get("value") for fact in span.get("attributes", ())}
+                # the messages may be those of an event
+                holders = (span, *(span.get("events") or ()))
+                facts = [fact for each in holders for fact in each.get("attributes") or ()]
                 yield _Span(
                     str(span.get("traceId")),
                     str(span.get("spanId")),
                     str(span.get("parentSpanId") or ""),
                     int(span["startTimeUnixNano"]) / 1e9,
                     int(span["endTimeUnixNano"]) / 1e9,
-                    {key: next(iter((value or {}).values()), None) for key, value in facts.items()},
+                    {fact["key"]: _plain(fact.get("value") or {}) for fact in facts},
                 )
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    """A value of OTLP as plain data."""
+    held: Any = next(iter(value.values()), None)
+    if "arrayValue" in value:
+        return [_plain(each) for each in held.get("values") or ()]
+    if "kvlistValue" in value:
+        return {each["key"]: _plain(each["value"]) for each in held.get("values") or ()}
+    return held
 
 
 def _job_of(span: _Span, by_id: Mapping[tuple[str, str], _Span]) -> tuple[str, str | None]:
@@ -92,12 +107,16 @@ def _calls(spans: Sequence[_Span], tools: Sequence[_Span]) -> Iterator[ModelCall
     for span, next_s in zip(spans, starts_s, strict=True):
         ran = [tool for tool in tools if span.start_s <= tool.start_s < next_s]
         names = ("gen_ai.tool.name", "gen_ai.tool.call.arguments")
+        messages = messages_of({**span.facts, _REPLY: None})
+        guess = sum(len(message.text) for message in messages) // 4
         yield ModelCall(
-            span.start_s,
-            span.end_s,
-            prompt_tokens=max(1, span.first(_PROMPT) or 0),
+            sent_s=span.start_s,
+            ended_s=span.end_s,
+            prompt_tokens=span.first(_PROMPT) or max(1, guess),
             output_tokens=span.first(_OUTPUT) or 0,
             cached_tokens=span.first(_CACHED),
             commands=[command_of(*map(tool.facts.get, names)) for tool in ran],
             tool_s=max(tool.end_s for tool in ran) - ran[0].start_s if ran else None,
+            messages=messages,
+            reply=messages_of({_REPLY: span.facts.get(_REPLY)}),
         )

@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..requests import LoggedCall, last_change
 from ..workload.plans import JobPlan, JobRole, Prefix, TurnPlan
 
 
@@ -34,6 +36,8 @@ class TracedTurn(BaseModel):
     kept_tokens: int | None = Field(default=None, ge=0)
     """Tokens at the prompt's start that the context before began with, too; None: all of it, as far
     as the log tells."""
+    change: Mapping[str, Any] | None = None
+    """What is first in another way than in the turn before, as `last_change` has it."""
     parent_job_id: str | None = None
     sent_s: float | None = Field(default=None, allow_inf_nan=False)
     """Seconds at which the request was sent, on a clock that all turns of a file share."""
@@ -48,15 +52,12 @@ class TracedTurn(BaseModel):
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(slots=True)
-class ModelCall:
-    """One call of a model while its log is read; `cached_tokens` are the server's, if it tells."""
+@dataclass(slots=True, kw_only=True)
+class ModelCall(LoggedCall):
+    """One call of a model while its log is read."""
 
     sent_s: float | None = None
     ended_s: float | None = None
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int | None = None
     commands: list[str] = field(default_factory=list)
     tool_s: float | None = None
 
@@ -70,12 +71,17 @@ def turns_of(
 ) -> list[TracedTurn]:
     """The turns of one job's calls, which come in their order.
 
-    A prompt that got shorter keeps at least what its server found in its cache. A longer one that
-    missed may have come late: it is not known to have broken.
+    By its messages a prompt keeps what stands before the first change. Without them, one that got
+    shorter keeps what its server found in its cache; a longer one that missed may have come late:
+    it is not known to have broken.
     """
     turns: list[TracedTurn] = []
+    known: list[ModelCall] = []
     for call in calls:
+        known.append(call)
+        change = last_change(known)
         is_shorter = bool(turns) and call.prompt_tokens < turns[-1].context_tokens
+        kept = call.cached_tokens if is_shorter and change is None else None
         turn = TracedTurn(
             job_id=job_id,
             turn=len(turns),
@@ -83,7 +89,8 @@ def turns_of(
             output_tokens=call.output_tokens,
             command="\n".join(call.commands) or None,
             tool_s=call.tool_s if call.commands else None,
-            kept_tokens=call.cached_tokens if is_shorter else None,
+            kept_tokens=change.get("diverged_at") if change else kept,
+            change=change,
             parent_job_id=parent_job_id,
             sent_s=call.sent_s,
             ended_s=call.ended_s,

@@ -48,7 +48,6 @@ TWICE_ON_PURPOSE: dict[str, str] = {
 """Class names that stand in two files, each with its reason."""
 
 SMALL_ON_PURPOSE: dict[str, str] = {
-    "evals/traces/story.py": "what broke in a log: explain shows it",
     "integrations/lm15.py": "the one module that touches DSPy's own HTTP library",
     "integrations/vllm/api/balancer.py": "the seam to vLLM's choice of an engine",
     "integrations/vllm/introduction.py": "what a server says of itself at start",

@@ -29,7 +29,7 @@ _OPENING = re.compile(
     re.IGNORECASE,
 )
 """How a message begins: ChatML, Llama, gpt-oss, Gemma; GLM, Phi, DeepSeek, Kimi; Mistral."""
-_ROLES = {
+ROLES = {
     **{"model": "assistant", "/inst": "assistant", "inst": "user", "developer": "system"},
     **{"system_prompt": "system", "available_tools": "system", "observation": "tool"},
     **{"tool_results": "tool", "functions": "tool", "ipython": "tool", "tool_response": "tool"},
@@ -89,7 +89,7 @@ def messages_in(text: str) -> list[Message]:
     ends = [opening.start() for opening in openings[1:]]
     for opening, end in zip(openings, [*ends, len(text)], strict=False):
         name = "".join(filter(None, opening.groups())).lower()
-        role = _ROLES.get(name, name or None)
+        role = ROLES.get(name, name or None)
         if role == "tool" and found[-1].role == "user" and not found[-1].text.strip():
             found.pop()  # Qwen writes results into a user's message
         found.append(Message(role, text[opening.end() : end]))
@@ -313,6 +313,18 @@ def _found(one: str, other: str) -> tuple[int, int] | None:
             return at - back, to - back
         at += max(8, at // 64)
     return None
+
+
+def words_that_differ(before: str, was: str, now: str) -> dict[str, str]:
+    """Return a few words before the first difference, and of both texts behind it."""
+    was, now = (before[-400:] + each[:400] for each in (was, now))
+    start = num_common(was, now)
+    word = max(was.rfind(" ", 0, start), was.rfind("\n", 0, start)) + 1
+    return {
+        "text_before": was[max(0, word - SHOWN_CHARS) : word],
+        "text_was": was[word : word + SHOWN_CHARS],
+        "text_now": now[word : word + SHOWN_CHARS],
+    }
 
 
 def num_common(one: Iterable[object], other: Iterable[object]) -> int:

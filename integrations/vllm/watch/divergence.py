@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from ..retention.conversations import MAX_REWRITTEN_TOKENS
-from .changes import SHOWN_CHARS, change_between, messages_in, num_common
+from .changes import change_between, messages_in, num_common, words_that_differ
 
 PIECE_TOKENS = 1024
 """Tokens decoded at once, within a millisecond, so that no other thread waits for longer."""
@@ -78,16 +78,4 @@ class Difference:
             facts["kind"] = "compacted" if len(self.prompt) < num_prompt else facts["kind"]
         if at > MAX_READ_TOKENS:
             facts["message"] = None  # those before were not counted
-        return {**facts, **_words(before, was, now)}
-
-
-def _words(before: str, was: str, now: str) -> dict[str, str]:
-    """Return a few words before the first difference, and of both texts behind it."""
-    was, now = (before[-400:] + each[:400] for each in (was, now))
-    start = num_common(was, now)
-    word = max(was.rfind(" ", 0, start), was.rfind("\n", 0, start)) + 1
-    return {
-        "text_before": was[max(0, word - SHOWN_CHARS) : word],
-        "text_was": was[word : word + SHOWN_CHARS],
-        "text_now": now[word : word + SHOWN_CHARS],
-    }
+        return {**facts, **words_that_differ(before, was, now)}

@@ -51,11 +51,13 @@ def test_a_log_says_which_prompts_broke(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a server: what each turn could have found, and a status for CI."""
+    """By counts alone: what each turn could have found, and a status for CI."""
     lines = [line("a", 0, 100), line("a", 1, 180), line("a", 2, 0, **last), line("b", 0, 90)]
     path = str(write_lines(tmp_path / "log.jsonl", lines))
     assert agentkv(["explain", path]) == status
-    assert words in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert words in shown
+    assert "of 1 the log has counts alone" in shown
     assert agentkv(["explain", path, "--json"]) == status
     found = json.loads(capsys.readouterr().out)
     assert [job["job_id"] for job in found["jobs"]] == ["a"] * status
