@@ -29,7 +29,7 @@ MAX_READ_CHARS = 2048
 """Read of a command, long here-documents cut out."""
 MAX_PROGRAMS = 24
 _MAX_DEPTH, _MAX_WRAPPERS, _MAX_TOKENS = 3, 12, 400
-_MAX_HEREDOCS, _MAX_OPEN, _MAX_LOOPS = 16, 2, 6
+_MAX_HEREDOCS, _MAX_OPEN = 16, 2
 _KEPT_CHARS, _KEY_CHARS = 400, 512
 """Kept of a here-document, since an interpreter may read it; read for a command's key."""
 _SHOWN_PROGRAMS = TAKES_OPERANDS.union(
@@ -66,11 +66,6 @@ _SUBSTITUTION = re.compile(rf"(?:(?<!\\)\$|^[<>])({_BALANCED})|(?<!\\)`([^`]*+)`
 _VARIABLE = re.compile(r"[$%]\{?(?:env:)?(\w{1,64})(?::?-([^}]*))?[}%]?")
 _KEYWORDS = re.compile(r"if|then|elif|else|do|done|[{}!]|fi|esac|for|select|while|until")
 _OVER_WORDS = ("for", "select")
-_LOOPS = (*_OVER_WORDS, "while", "until")
-_RANGE = re.compile(r"(?:\{|\$\(seq )(?:(\d{1,6})(?:\.\.| ))?(\d{1,6})[})]")
-_LEAVES = re.compile(r"\b(?:break|exit|return)\b(?!_)")
-_ENDLESS = re.compile(r"while (?:true|:|\[+ 1 \]+|sleep .*)|until false")
-_EXECUTING = frozenset(["-exec", "-execdir", "-ok", "-x", "--exec"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +147,13 @@ class _Found:
 class _Script:
     """One bash text, read from left to right."""
 
-    def __init__(self, text: str, found: _Found, depth: int = 0, rounds: float | None = 1) -> None:
-        """`depth` counts the scripts that this one is nested in; it runs `rounds` times."""
+    def __init__(self, text: str, found: _Found, depth: int = 0, num_loops: int = 0) -> None:
+        """`depth` counts the scripts that this one is nested in, `num_loops` the loops."""
         self._text, self._found, self._depth = text, found, depth
         self._words: list[str] = []
-        self._loop = ""
-        """The keyword of a loop whose words are being read."""
-        self._rounds_of_loop: float | None = None
-        self._rounds = [rounds]
-        """Those of the script and of each open loop in it; None if the text does not say."""
+        self._is_over_words = False
+        """True while the words of a `for` are being read."""
+        self._num_loops = self._num_loops_around = num_loops
         self._lists = [0]
         """The first program of each open list, which an `&` behind it sends to the background."""
         self._stdin = ""
@@ -180,21 +173,19 @@ class _Script:
             elif token.lastgroup == "word" or (
                 self._words[:1] == ["[["] and "]]" not in self._words
             ):
-                self._take_word(token[0], token.start())
+                self._take_word(token[0])
             else:
                 self._take_end(token[0])
         self._end_command()
 
-    def _take_word(self, text: str, start: int) -> None:
-        if not self._words and self._loop not in _OVER_WORDS and _KEYWORDS.fullmatch(text):
-            if text in _LOOPS:
-                self._loop, self._rounds_of_loop = text, None
-            elif text == "do" and len(self._rounds) < _MAX_LOOPS:
+    def _take_word(self, text: str) -> None:
+        if not self._words and not self._is_over_words and _KEYWORDS.fullmatch(text):
+            self._is_over_words = text in _OVER_WORDS
+            if text == "do":
                 self._found.marks.append("do")
-                rounds = None if _LEAVES.search(self._text, start) else self._rounds_of_loop
-                self._rounds.append(rounds and self._rounds[-1] and rounds * self._rounds[-1])
+                self._num_loops += 1
             elif text == "done":
-                self._rounds[1:] = self._rounds[1:-1]
+                self._num_loops = max(self._num_loops - 1, self._num_loops_around)
             return
         if len(self._words) < MAX_WORDS:
             self._words.append(_unquoted(text))
@@ -225,23 +216,19 @@ class _Script:
         """Read a text within this one; True if it runs anything."""
         num = len(self._found.programs)
         if self._depth < _MAX_DEPTH:
-            _Script(text, self._found, self._depth + 1, self._rounds[-1]).read()
+            _Script(text, self._found, self._depth + 1, self._num_loops).read()
         return len(self._found.programs) > num
 
     def _end_command(self) -> None:
         words, self._words = self._words, []
-        loop, self._loop = self._loop, ""
+        is_over_words, self._is_over_words = self._is_over_words, False
         stdin, self._stdin = self._stdin, ""
-        if loop in _OVER_WORDS:
-            self._rounds_of_loop = _rounds_of(words[2:])
-        elif loop and _ENDLESS.fullmatch(f"{loop} {' '.join(words)}"):
-            self._rounds_of_loop = math.inf
         for word in words:
             if (assigned := ASSIGNMENT.fullmatch(word)) is None:
                 break
             self._found.variables[assigned[1]] = assigned[2][:200]
         is_call = words and words[0] != "case" and words[0][-2:] != "()"
-        if is_call and loop not in _OVER_WORDS:
+        if is_call and not is_over_words:
             self._run(tuple(words), stdin)
 
     def _run(self, words: tuple[str, ...], stdin: str, num_wrappers: int = 0) -> None:
@@ -260,17 +247,10 @@ class _Script:
             script = stdin
         is_read = bool(script) and self._read_nested(script)
         if runs.argv and not (is_read and name in SHELLS):
-            program = program_of(runs.argv)
-            code = program.code or stdin[:_KEPT_CHARS]
-            found.programs.insert(first, replace(program, code=code, rounds=self._rounds[-1]))
+            program = replace(program_of(runs.argv), is_repeated=self._num_loops > 0)
+            found.programs.insert(first, program)
         if runs.inner:
             self._run(runs.inner, stdin, num_wrappers + 1)
-        behind = dropwhile(lambda word: word not in _EXECUTING, argv)
-        if name in ("find", "fd") and next(behind, None):
-            executed = tuple(takewhile(lambda word: word not in (";", "+"), behind))
-            self._rounds.append(None)
-            self._run(executed if executed[:1] != (name,) else (name,), "", num_wrappers + 1)
-            self._rounds.pop()
         if (limit_s := runs.timeout_s) and limit_s < math.inf:
             found.programs[first:] = [
                 replace(each, timeout_s=min(limit_s, each.timeout_s or math.inf))
@@ -295,13 +275,6 @@ def _unquoted(text: str) -> str:
     return _QUOTED.sub(
         lambda part: part[1] or _ESCAPED.sub(r"\1", part[2] or "") or part[3] or "", text
     )
-
-
-def _rounds_of(values: list[str]) -> float | None:
-    """Return the rounds of a `for` over words, a range or `seq`; None if the text does not say."""
-    if found := _RANGE.fullmatch("".join(values)):
-        return abs(int(found[2]) - int(found[1] or 1)) + 1
-    return len(values) if values and not any(set("*?$`") & set(word) for word in values) else None
 
 
 def command_key(command: str) -> str:

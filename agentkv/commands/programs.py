@@ -64,11 +64,9 @@ class Program:
     argv: tuple[str, ...]
     timeout_s: float | None = None
     """The limit that a `timeout` before it sets."""
-    rounds: float | None = 1
-    """Number of runs; None if the text does not say, infinite in a loop that nothing ends."""
+    is_repeated: bool = False
+    """True in a loop: how often it runs is not known beforehand."""
     is_background: bool = False
-    code: str = ""
-    """The code that an interpreter is given, on its command line or in a here-document."""
 
 
 class Wrapped(NamedTuple):
@@ -111,7 +109,7 @@ def program_name(word: str) -> str:
 
 
 def program_of(argv: tuple[str, ...]) -> Program:
-    """Return the program that these words start, with its key and code."""
+    """Return the program that these words start, with its key."""
     name = program_name(argv[0])
     argv = (name, *argv[1:])
     if mode := next((word for word in argv[1:4] if word in _MODES.get(name, ())), None):
@@ -121,7 +119,7 @@ def program_of(argv: tuple[str, ...]) -> Program:
         return Program(name, ":".join((name, *parts)), argv)
     kind, what, rest = invocation(argv)
     if kind == "code":
-        return Program(name, f"{name}:-{INTERPRETERS[name][0][0]}", argv, code=what)
+        return Program(name, f"{name}:-{INTERPRETERS[name][0][0]}", argv)
     if kind == "module":
         return Program(name, f"{name}:-m:{what[:64]}", argv)
     script = what.replace("\\", "/").rsplit("/", 1)[-1][:64]

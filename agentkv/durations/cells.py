@@ -207,7 +207,7 @@ def keys_of(command: CommandAnalysis, main: Program | None) -> tuple[list[str], 
 
 def _kind_of(program: Program) -> str:
     """Say which runs teach something of a program's run: a loop and a single run do not."""
-    return mode_of(program) if program.rounds == 1 else "loop"
+    return "loop" if program.is_repeated else mode_of(program)
 
 
 def _digest(key: str) -> str:

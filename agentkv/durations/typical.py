@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from agentkv.commands import CommandAnalysis, Program
 from agentkv.commands.programs import (
-    INTERPRETERS,
     LIMITS,
     NESTED,
     TABLES,
@@ -22,12 +21,10 @@ from agentkv.commands.programs import (
     module_of,
 )
 
-ENDLESS_S = 60.0
-"""A server, a watcher or a `tail -f` runs until it is stopped, mostly by the call's time-out."""
 MAX_WAIT_S = 3600.0
 UNKNOWN_S = 1.0
 """An unlisted program: many are small tools, some run for long."""
-_OPEN_WAIT_S, _UNKNOWN_ROUNDS = 5.0, 3
+_OPEN_WAIT_S, _USUAL_ROUNDS = 5.0, 3
 _OVERHEAD_S = 0.08
 
 _BY_KEY, _BY_NAME, _BY_WORD = (
@@ -47,7 +44,6 @@ _SELECTS = re.compile(
     r"|.*(?:::|_test\.|test_.{0,80}\.py$|\.(?:test|spec)\.|Tests?\.|\.Test).*"
 )
 """An argument that selects some of all tests."""
-_INLINE_WAIT = re.compile(r"\bsleep['\", (]{1,4}([0-9]{1,6}(?:\.[0-9]{1,6})?)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +74,16 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         if program.name == "wait" and not has_jobs:
             once_s, is_known = UNKNOWN_S, False
         is_wait = program.name == "sleep"
-        seconds = _all_rounds_s(program, once_s)
-        if not is_known or (program.rounds is None and (once_s >= 1.0 or is_wait)):
+        seconds = once_s
+        if program.is_repeated and (
+            once_s > _OVERHEAD_S or is_wait
+        ):  # of a small tool it is nothing
+            seconds *= _USUAL_ROUNDS
+        seconds = min(seconds, program.timeout_s or MAX_WAIT_S)
+        if not is_known or (program.is_repeated and (once_s >= 1.0 or is_wait)):
             unknown_s += seconds
         elif is_wait:
             waits_s += seconds
-        if program.name in INTERPRETERS:
-            inline_s = sum(map(float, _INLINE_WAIT.findall(program.code)[:8]))
-            waits_s, seconds = waits_s + inline_s, seconds + inline_s
         if seconds > longest_s:
             main, longest_s = program, seconds
         total_s += seconds
@@ -98,15 +96,6 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         unknown_share=min(unknown_s / whole_s, 1.0),
         limit_s=limit_s + total_s - longest_s,
     )
-
-
-def _all_rounds_s(program: Program, once_s: float) -> float:
-    rounds = _UNKNOWN_ROUNDS if program.rounds is None else program.rounds
-    if rounds == math.inf:
-        once_s = ENDLESS_S
-    elif once_s > _OVERHEAD_S or program.name == "sleep":  # of a small tool a round is nothing
-        once_s *= rounds
-    return min(once_s, program.timeout_s or MAX_WAIT_S)
 
 
 def _once_s(program: Program) -> tuple[float, bool]:

@@ -39,18 +39,13 @@ FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, obje
             *(("timeout 0 make", None), ("timeout infinity make", None), ("timeout $T make", None)),
         ],
     ),
-    "rounds of nested loops multiply; `break` makes them unknown, as what `find` finds": (
-        lambda command: [program.rounds for program in command.programs],
+    "what stands between `do` and `done` runs again and again": (
+        lambda command: [program.key for program in command.programs if program.is_repeated],
         [
-            *(("make", [1]), ("for i in 1 2 3; do make; done; ls", [3, 1])),
-            ("for i in 1 2 3; do for j in {1..4}; do make; done; done", [12]),
-            ("for i in $(seq 2 4); do make; done", [1, 3]),
-            ("for i in 1 2 3; do make && break; done", [None, None]),
-            ("for f in *.py; do make; done", [None]),
-            ("while ls x; do make; done", [1, None]),
-            ("find . -exec make \\;", [1, None]),
-            ("while true; do ls; done", [1, math.inf]),
-            ("until false; do ls; done", [1, math.inf]),
+            *(("make", []), ("for i in 1 2 3; do make; done; ls", ["make"])),
+            ("for i in 1 2; do for j in {1..4}; do make; done; pwd; done; ls", ["make", "pwd"]),
+            *(("while ls x; do make; done", ["make"]), ("bash -c 'done; make'", [])),
+            ("for i in 1 2; do bash -c 'make; done; ls'; done", ["make", "ls"]),
         ],
     ),
     "what an `&` sends away is not awaited, with all of its list": (
@@ -58,13 +53,6 @@ FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, obje
         [
             *(("make &", []), ("make & ls", ["ls"]), ("make && ls & pwd", ["pwd"])),
             *(("(make; ls) & pwd", ["pwd"]), ("ls; make & pwd", ["ls", "pwd"])),
-        ],
-    ),
-    "the code behind `-c`, or in a here-document, is kept": (
-        lambda command: command.programs[0].code,
-        [
-            *(("python -c 'a(); b'", "a(); b"), ("python -W ignore -uc'a()' x", "a()")),
-            *(("python -m pytest -c x", ""), ("python - <<E\na()\nE", "a()\n")),
         ],
     ),
     "in argv quotes are removed, quoted words stay whole, and expansions as written": (
@@ -89,7 +77,7 @@ FACTS: dict[str, tuple[Callable[[CommandAnalysis], object], list[tuple[str, obje
     ids=[text[:40] for _, cases in FACTS.values() for text, _ in cases],
 )
 def test_what_surrounds_a_program_is_read(fact: str, text: str, expected: object) -> None:
-    """Limits, rounds, input, code and shape follow from the text, by each of FACTS."""
+    """Limits, loops, input and shape follow from the text, by each of FACTS."""
     read, _ = FACTS[fact]
     assert read(analyze_command(text)) == expected
 
