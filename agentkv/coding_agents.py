@@ -19,10 +19,9 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
-from urllib.parse import urlsplit
 
 from agentkv.client.server import root_of, send_request
-from agentkv.command_line import command_parser
+from agentkv.command_line import command_parser, url
 from agentkv.errors import AgentKVServerError, InputError
 from agentkv.visible import visible
 
@@ -94,11 +93,11 @@ def settings_of(agent: str, root_url: str, model: str) -> AgentSettings:
 def main(argv: Sequence[str]) -> int:
     """Replace this process by the agent; 0 for what was printed, 127 if it is not installed.
 
-    Raises InputError for a URL that is none, for a server that lists no model, and for an agent
-    whose file does not name the server.
+    Raises InputError for a server that lists no model, and for an agent whose file does not name
+    the server.
     """
     options, arguments = _parse(argv)
-    root_url = _root_url(options.url)
+    root_url = root_of(options.url)
     settings = settings_of(options.agent, root_url, options.model or _served_model(root_url))
     path, needs_file = settings.path, settings.needs_file(root_url)
     if options.print:
@@ -128,7 +127,9 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
     parser = command_parser("run", __doc__)
     parser.add_argument("agent", choices=AGENTS, metavar="AGENT", help=", ".join(AGENTS))
-    parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
+    parser.add_argument(
+        "url", metavar="URL", type=url, help="the server, such as http://127.0.0.1:8000"
+    )
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
     parser.add_argument("--print", action="store_true", help="print the settings, start nothing")
     arguments: list[str] = []
@@ -142,17 +143,6 @@ def _names(path: Path, root_url: str) -> bool:
     with suppress(OSError):
         return root_url in path.read_text("utf-8", "replace")
     return False
-
-
-def _root_url(url: str) -> str:
-    """Return the server's root; raises InputError unless `url` is one of its two URLs."""
-    root_url = root_of(url)
-    with suppress(ValueError):  # brackets that do not pair, or a port with letters
-        parts = urlsplit(root_url)
-        is_root = not (parts.query or parts.fragment)
-        if parts.scheme in ("http", "https") and parts.hostname and is_root and parts.port != 0:
-            return root_url
-    raise InputError(f"{url!r} is no server's URL; give one like http://127.0.0.1:8000")
 
 
 def _served_model(root_url: str) -> str:

@@ -133,10 +133,9 @@ def http_client_of(client: object) -> Any:
     for candidate in (client, getattr(client, "_client", None)):
         if isinstance(candidate, kinds):
             return candidate
-    kind = f"the class {client.__name__}" if isinstance(client, type) else type(client).__name__
     raise TypeError(
-        f"session(client): got {kind}, allowed is an OpenAI or Anthropic client, or one of httpx "
-        "(or none: then all of them are covered; other libraries send job.headers)"
+        f"session(client): got {client!r:.80}, allowed is an OpenAI or Anthropic client, or one of "
+        "httpx (or none: then all of them are covered; other libraries send job.headers)"
     )
 
 
@@ -152,17 +151,18 @@ def _tagging_one(http_client: Any, find_job: FindJob) -> Method:
 
 
 _lock = threading.Lock()
-_covered: dict[int, tuple[Callable[[], bool], int]] = {}
-"""What undoes the replaced `send` of each covered httpx client, by its id, and its sessions."""
+_covered: dict[int, list[Callable[[], bool]]] = {}
+"""For each session of a covered httpx client, by its id, what undoes its replaced `send`."""
 
 
 def cover(http_client: Any) -> None:
     """Make the requests of one httpx client turns until `uncover`."""
     with _lock:
-        undo, num_sessions = _covered.get(id(http_client), (None, 0))
-        if undo is None:
-            undo = replace(http_client, "send", _tagging_one(http_client, job_covering))
-        _covered[id(http_client)] = undo, num_sessions + 1
+        undos = _covered.setdefault(id(http_client), [])
+        if not undos:
+            undos.append(replace(http_client, "send", _tagging_one(http_client, job_covering)))
+        else:
+            undos.append(undos[0])
 
 
 def uncover(http_client: Any) -> None:
@@ -171,35 +171,28 @@ def uncover(http_client: Any) -> None:
     A `send` that others have put on top of ours stays; ours, below it, finds no job.
     """
     with _lock:
-        undo, num_sessions = _covered.pop(id(http_client))
-        if num_sessions > 1:
-            _covered[id(http_client)] = undo, num_sessions - 1
-        else:
+        undo = _covered[id(http_client)].pop()
+        if not _covered[id(http_client)]:
+            del _covered[id(http_client)]
             undo()
 
 
 def bound(client: ClientT, job: Job[Any]) -> ClientT:
     """A copy of a client, over the same connections, whose requests are turns of this job."""
     http_client: Any = job.covered_client
-    twin = _copy_of(http_client)
+    twin = copy.copy(http_client)
     twin.__class__ = _lent(cast(Any, type(http_client)))
     twin._agentkv_owner = http_client
     twin.send = _tagging_one(http_client, lambda _: None if job.is_over else job)
     if client is http_client:
         return cast(ClientT, twin)
-    bound_client = _copy_of(client)
-    bound_client._client = twin
-    return cast(ClientT, bound_client)
-
-
-def _copy_of(client: Any) -> Any:
-    """A copy made without calling a constructor."""
-    twin = copy.copy(client)
-    for name in [*vars(twin)]:
+    bound_client: Any = copy.copy(client)  # no constructor is called: a subclass may have its own
+    for name in [*vars(bound_client)]:
         # client.chat and the like are cached, and refer to the client they were made for
         if isinstance(getattr(type(client), name, None), functools.cached_property):
-            delattr(twin, name)
-    return twin
+            delattr(bound_client, name)
+    bound_client._client = twin
+    return cast(ClientT, bound_client)
 
 
 @functools.cache
@@ -210,7 +203,6 @@ def _lent(kind: Any) -> Any:
         "is_closed": property(lambda self: self._agentkv_owner.is_closed),
         "__del__": lambda self: None,
     }
-    for close in ("close", "aclose"):
-        if hasattr(kind, close):
-            members[close] = lambda self, name=close: getattr(self._agentkv_owner, name)()
+    for close in {"close", "aclose"} & {*dir(kind)}:
+        members[close] = lambda self, name=close: getattr(self._agentkv_owner, name)()
     return type(kind.__name__, (kind,), members)

@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 4
 MAX_RETRYING_S = 5.0
 FIRST_WAIT_S = 0.1
 SILENT_S = 5.0
-"""A server that let a call time out gets none for this long: others' deliveries wait behind it."""
+"""A server that did not answer gets nothing for this long: others' deliveries wait behind it."""
 FLUSH_S = 2.0
 EXIT_S = 1.2
 """The end of the interpreter waits this long; with what else it does an agent ends within 2 s of
@@ -65,10 +65,11 @@ class Sender:
         self._flushes_at_exit = False
         self._exit_by_s: float | None = None
 
-    def submit(self, delivery: Delivery) -> None:
-        """Queue a delivery; never waits, and drops the oldest one if the queue is full.
+    def submit(self, delivery: Delivery) -> threading.Event:
+        """Queue a delivery, and return what is set once it was sent or dropped.
 
-        If no thread can start, it stays in the queue and the next one tries again.
+        Never waits, and drops the oldest one if the queue is full. If no thread can start, it stays
+        in the queue and the next one tries again.
         """
         with self._changed:
             oldest = self._queued.popleft() if len(self._queued) == MAX_QUEUED else None
@@ -79,6 +80,7 @@ class Sender:
             oldest.drop(f"{MAX_QUEUED} deliveries are waiting already")
             oldest.is_done.set()
         self._start()
+        return delivery.is_done
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is sent or dropped; False if that takes longer than `timeout_s`."""
@@ -141,7 +143,9 @@ class Sender:
     def _deliver_next(self) -> None:
         delivery = self._queued.popleft()
         try:
-            self._deliver(delivery)
+            if time.monotonic() < self.silent_until_s.get(delivery.server, 0.0):
+                raise NoAnswerError("an earlier call had no answer")
+            self._send(delivery)
         except Exception as error:
             delivery.drop(error)
         delivery.is_done.set()
@@ -150,14 +154,11 @@ class Sender:
             self._num_unsent -= 1
             self._changed.notify_all()
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _send(self, delivery: Delivery) -> None:
         import tenacity
 
-        until_s = self.silent_until_s.get(delivery.server)
-        if until_s is not None and time.monotonic() < until_s:
-            raise NoAnswerError("an earlier call was not answered in time")
         attempts = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(MAX_ATTEMPTS if until_s is None else 1)
+            stop=tenacity.stop_after_attempt(MAX_ATTEMPTS)
             | tenacity.stop_after_delay(MAX_RETRYING_S),
             wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=1.0),
             retry=tenacity.retry_if_exception(lambda error: getattr(error, "may_pass", False)),
@@ -165,11 +166,9 @@ class Sender:
         )
         try:
             attempts(delivery.send)
-        except NoAnswerError as error:
-            silent_s = 0.0 if error.may_pass else SILENT_S
-            self.silent_until_s[delivery.server] = time.monotonic() + silent_s
+        except NoAnswerError:
+            self.silent_until_s[delivery.server] = time.monotonic() + SILENT_S
             raise
-        self.silent_until_s.pop(delivery.server, None)
 
 
 before_exit: list[Callable[[], None]] = []

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from agentkv.client.patches import harmless
 from agentkv.protocol import MAX_TOOL_CHARS, Tags, ToolEvent, parse_turn_count, routing_headers
@@ -29,6 +29,9 @@ TOKEN_COUNTS = (
     *("prompt_tokens", "hit_tokens", "output_tokens"),
     *("later_prompt_tokens", "later_hit_tokens"),
 )
+Listener = Callable[[str, Mapping[str, object]], threading.Event | None]
+"""Reports a "tool" or the "release" of a job to a server, or to an engine of this process. Never
+waits; the event is set when that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,6 @@ class JobSummary:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
-class Listener(Protocol):
-    """What hears of a job's tools and of its end: a server, or an engine of this process."""
-
-    def tell(self, action: str, body: Mapping[str, object]) -> threading.Event | None:
-        """Report a "tool" or the "release". Never waits; the event is set when that is done."""
-
-
 @dataclass(eq=False, repr=False)
 class Job(Generic[ClientT]):
     """The job of `with agentkv.session(...) as job`; sessions make it.
@@ -119,8 +115,7 @@ class Job(Generic[ClientT]):
         self._is_ended = False
         self._releases: list[threading.Event | None] = []
         self._lock = threading.Lock()  # turns of a job may overlap
-        self._counts: Counter[str] = Counter()
-        self._llm_s = self._tool_s = 0.0
+        self._totals: defaultdict[str, Any] = defaultdict(int)
         self._tokens: dict[str, Mapping[str, int]] = {}
         self._num_turns = 0  # answered or under way
         self._max_turns: int | None = None
@@ -140,12 +135,7 @@ class Job(Generic[ClientT]):
         The server numbers such turns. Name it by `session(server=...)`, so that it hears of the
         job's tools and its end.
         """
-        tags = Tags(
-            job_id=self.job_id,
-            parent_job_id=self.parent_job_id,
-            expected_turns=self.expected_turns,
-        )
-        return tags.as_headers() | self.routing_headers
+        return self._tags().as_headers() | self.routing_headers
 
     def last_step(self) -> None:
         """Declare the next request the last of this job: the server frees it with the reply."""
@@ -177,14 +167,9 @@ class Job(Generic[ClientT]):
         reason = self.no_tokens or ("no server has said them" if self._is_ended else None)
         with self._lock:
             said = list(self._tokens.values())
-            return JobSummary(
-                self.job_id,
-                llm_s=self._llm_s,
-                tool_s=self._tool_s,
-                no_tokens=None if said or reason is None else f"not known: {reason}",
-                **self._counts,
-                **{name: sum(each[name] for each in said) for name in TOKEN_COUNTS if said},
-            )
+            tokens = {name: sum(each[name] for each in said) for name in TOKEN_COUNTS if said}
+            no_tokens = None if said or reason is None else f"not known: {reason}"
+            return JobSummary(self.job_id, no_tokens=no_tokens, **self._totals, **tokens)
 
     def begin_turn(
         self, request: Hashable = None, describe: Callable[[], RequestShape] | None = None
@@ -203,12 +188,9 @@ class Job(Generic[ClientT]):
             self._num_turns += 1
             is_last_step = self._is_last_step or self._num_turns == self._max_turns
             last_tool_s, last_tool = self._longest_tool or (None, None)
-            tags = Tags(
-                job_id=self.job_id,
+            tags = self._tags(
                 is_last_step=is_last_step or None,
-                parent_job_id=self.parent_job_id,
                 turn=self.last_turn if retried is None else retried.tags.turn,
-                expected_turns=self.expected_turns,
                 last_tool=last_tool,
                 last_tool_s=last_tool_s,
             )
@@ -218,14 +200,22 @@ class Job(Generic[ClientT]):
             turn.span = self.trace.turn(tags.turn or 0, describe())
         return turn
 
+    def _tags(self, **of_turn: Any) -> Tags:
+        return Tags(
+            job_id=self.job_id,
+            parent_job_id=self.parent_job_id,
+            expected_turns=self.expected_turns,
+            **of_turn,
+        )
+
     def end_turn(self, turn: TaggedTurn, *, is_answered: bool) -> None:
         """Count a turn; without an answer, the next request carries what this one has carried."""
         with self._lock:
             if is_answered:
-                self._counts["turns"] += 1
-                self._llm_s += time.monotonic() - turn.started_at_s
+                self._totals["turns"] += 1
+                self._totals["llm_s"] += time.monotonic() - turn.started_at_s
             else:
-                self._counts["failed_calls"] += 1
+                self._totals["failed_calls"] += 1
                 self._num_turns -= 1
                 self._failed.append(turn)
                 self._is_last_step = self._is_last_step or bool(turn.tags.is_last_step)
@@ -237,8 +227,8 @@ class Job(Generic[ClientT]):
     def end_tool(self, text: str, duration_s: float) -> None:
         """Count a tool, named by its command or else its name."""
         with self._lock:
-            self._counts["tool_calls"] += 1
-            self._tool_s += duration_s
+            self._totals["tool_calls"] += 1
+            self._totals["tool_s"] += duration_s
             self._note_tool(text, duration_s)
 
     def _note_tool(self, text: str, duration_s: float) -> None:
@@ -254,7 +244,7 @@ class Job(Generic[ClientT]):
         """End the job: its servers free what they hold for it. Never waits."""
         if not self.is_over:
             if self.trace is not None:
-                self.trace.end(error, self._counts["turns"])
+                self.trace.end(error, self._totals["turns"])
             self._is_ended = True
             self.release()
 
@@ -264,7 +254,7 @@ class Job(Generic[ClientT]):
 
     def tell(self, action: str, body: Mapping[str, object]) -> list[threading.Event | None]:
         """Report a tool or the release to every server that the job used, in the background."""
-        return [listener.tell(action, body) for listener in list(self.listeners.values())]
+        return [tell(action, body) for tell in list(self.listeners.values())]
 
 
 @dataclass(eq=False)
@@ -307,22 +297,22 @@ class ToolRun:
     """
 
     def __init__(self, job: Job[Any], call: ToolCall | str) -> None:
-        if isinstance(call, str):
-            self._event = ToolEvent("started", command=_sendable(call))
-        elif isinstance(call, ToolCall):
-            from agentkv.commands.blocking import awaited  # slows `import agentkv` down
+        from agentkv.commands.blocking import awaited  # slows `import agentkv` down
 
-            self._event = ToolEvent(
-                "started",
-                tool=_sendable(call.name),
-                command=_sendable(call.command),
-                limit_s=awaited(call).limit_s,
-            )
-        else:
+        if isinstance(call, str):
+            call = ToolCall("", call)
+        elif not isinstance(call, ToolCall):
             raise TypeError(
                 f"job.tool(): got {type(call).__name__}, allowed is a call that "
                 "agentkv.parse_tool_calls(reply) gives, a command, or a tool's name"
             )
+        self._event = ToolEvent(
+            "started",
+            tool=_sendable(call.name),
+            command=_sendable(call.command),
+            limit_s=awaited(call).limit_s,
+        )
+        self._text = self._event.command or self._event.tool or "tool"
         self.duration_s: float | None = None
         self._job = job
         self._started_at_s = 0.0
@@ -331,17 +321,17 @@ class ToolRun:
     def __enter__(self) -> Self:
         self._event = replace(self._event, turn=self._job.last_turn)
         if self._job.trace is not None:
-            program = (self._event.command or "").split(maxsplit=1)[:1]
-            self._span = self._job.trace.tool(self._event.tool or "".join(program) or "tool")
+            program = (self._text.split(maxsplit=1) or ["tool"])[0]
+            self._span = self._job.trace.tool(self._event.tool or program)
         self._started_at_s = time.monotonic()
-        self._report(self._event)
+        self._report()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.duration_s = time.monotonic() - self._started_at_s
-        text = self._event.command or self._event.tool or "tool"
-        self._job.end_tool(text, self.duration_s)
-        self._report(replace(self._event, state="finished", duration_s=self.duration_s))
+        self._job.end_tool(self._text, self.duration_s)
+        self._event = replace(self._event, state="finished", duration_s=self.duration_s)
+        self._report()
         if self._span is not None:
             self._span.leave()
             self._span.end(exc_info[1] if exc_info else None)
@@ -352,10 +342,9 @@ class ToolRun:
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
-    def _report(self, event: ToolEvent) -> None:
-        """Tell the servers of the job; before its first turn it has none."""
+    def _report(self) -> None:
         if not self._job.is_over:
-            self._job.tell("tool", event.as_fields())
+            self._job.tell("tool", self._event.as_fields())
 
 
 def _sendable(text: str | None) -> str | None:

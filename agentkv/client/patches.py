@@ -65,18 +65,12 @@ class Patch:
         self._is_absent = False
 
     def __str__(self) -> str:
-        public = [part for part in self.module.split(".") if not part.startswith("_")]
-        return ".".join([*public, self._path])
+        return self.target.replace(":", ".")
 
     @property
     def is_in_place(self) -> bool:
         """True if the function is replaced, perhaps below a replacement by other code."""
         return self.is_active and self._undo is not None
-
-    @property
-    def is_waiting(self) -> bool:
-        """True until the module is imported."""
-        return self.is_active and self._undo is None and not self._is_absent
 
     def install(self) -> None:
         """Replace the function now, or once its module is imported; a second call does nothing.
@@ -92,11 +86,12 @@ class Patch:
             # another thread may be importing it: the next session installs the patch then
             if module is not None and not getattr(module.__spec__, "_initializing", False):
                 self.install_in(module)
-            _import_watch.update()
+            elif _import_watch not in sys.meta_path:
+                sys.meta_path.insert(0, _import_watch)
 
     def install_in(self, module: ModuleType) -> None:
         """Replace the function in its module."""
-        if not self.is_waiting:
+        if not self.is_active or self._undo is not None or self._is_absent:
             return
         *outer, name = self._path.split(".")
         try:
@@ -106,11 +101,9 @@ class Patch:
             self._is_absent = True
             logger.warning("agentkv: cannot follow %s (%s); all else is as before", self, error)
             return
-        if isinstance(found, classmethod | staticmethod):
-            ours: Any = type(found)(self._wrap(found.__func__, self))
-        else:
-            ours = self._wrap(found, self)
-        self._undo = replace(owner, name, ours)
+        function = getattr(found, "__func__", found)  # of a classmethod or staticmethod
+        ours: Any = self._wrap(function, self)
+        self._undo = replace(owner, name, ours if function is found else type(found)(ours))
 
     def remove(self) -> None:
         """Restore the original, or deactivate the replacement where that is not possible."""
@@ -118,7 +111,6 @@ class Patch:
             self.is_active = False
             if self._undo is not None and self._undo():
                 self._undo = None
-            _import_watch.update()
 
 
 _patches: dict[str, Patch] = {}
@@ -140,6 +132,8 @@ def uninstrument() -> None:
     """
     for patch in list(_patches.values()):
         patch.remove()
+    if _import_watch in sys.meta_path:
+        sys.meta_path.remove(_import_watch)
 
 
 _has_logged_failure = False
@@ -171,23 +165,15 @@ def harmless(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
 
 
 class _ImportWatch(MetaPathFinder):
-    """Stands in `sys.meta_path` while patches wait, and installs them behind a module's import.
+    """Installs patches behind their modules' imports, from the first that waits to `uninstrument`.
 
     It finds no module itself: it takes what the other finders found, and adds to its loader.
     """
 
-    def update(self) -> None:
-        """Stand there if a patch waits, and else no more."""
-        is_wanted = any(patch.is_waiting for patch in _patches.values())
-        if is_wanted and self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-        elif not is_wanted and self in sys.meta_path:
-            sys.meta_path.remove(self)
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not any(patch.module == fullname for patch in list(_patches.values())):
+        if all(patch.module != fullname for patch in list(_patches.values())):
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in others)
@@ -209,7 +195,6 @@ class _ImportWatch(MetaPathFinder):
             for patch in _patches.values():
                 if patch.module == module.__name__:
                     patch.install_in(module)
-            self.update()
 
 
 _import_watch = _ImportWatch()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from agentkv.client import delivery
+from agentkv.client.delivery import Delivery, sender
 from agentkv.client.job import Job
 from agentkv.errors import AgentKVServerError, NoAnswerError, StatusError
 from agentkv.protocol import OUR_HEADERS, SESSION_HEADER, WIRE_VERSION
@@ -51,13 +51,10 @@ class Server:
         self._lock = threading.Lock()
         self._warned: set[str] = set()
 
-    def check_plugin(self, send: Callable[[str, str], Any], *, again: bool = False) -> None:
-        """Raise AgentKVServerError unless the server has the plugin; it is asked until it says so.
-
-        again: also if it is known to lack it.
-        """
+    def check_plugin(self, send: Callable[[str, str], Any]) -> None:
+        """Raise AgentKVServerError unless the server has the plugin; it is asked until it says."""
         with self._lock:
-            if self.has_plugin is None or (again and not self.has_plugin):
+            if self.has_plugin is None:
                 try:
                     info = send("GET", "/info")
                     version = info.get("wire_version") if isinstance(info, dict) else None
@@ -67,7 +64,12 @@ class Server:
                     self.has_plugin = True
                 except AgentKVServerError as error:
                     self.missing = f"no agentkv plugin found at {self.root_url} ({error})"
-                    self.has_plugin = None if _may_have_plugin(error) else False
+                    # one that is down or busy, or whose key has expired, may have it
+                    may_have = isinstance(error, NoAnswerError) or (
+                        isinstance(error, StatusError)
+                        and (error.may_pass or error.status in (401, 403))
+                    )
+                    self.has_plugin = None if may_have else False
                     raise
         if not self.has_plugin:
             raise AgentKVServerError(str(self.missing))
@@ -78,13 +80,6 @@ class Server:
             self._warned.add(message)
             shown = (re.sub(r"://[^/@\s]*@", "://", visible(str(value))) for value in values)
             logger.warning(message, *shown)
-
-
-def _may_have_plugin(error: AgentKVServerError) -> bool:
-    """True of a server that is down or busy, or whose key has expired."""
-    if isinstance(error, StatusError):
-        return error.may_pass or error.status in (401, 403)
-    return isinstance(error, NoAnswerError)
 
 
 # The process id is part of the key: a forked child must not meet a lock its parent held.
@@ -100,7 +95,7 @@ def server_at(url: str) -> Server:
 def forget_servers() -> None:
     """Forget what servers answered, so that each one is asked again (tests, or a redeployment)."""
     _servers.clear()
-    delivery.sender.silent_until_s.clear()
+    sender.silent_until_s.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +113,10 @@ class Route:
     headers: Mapping[str, str]
 
     def require_plugin(self) -> None:
-        """Raise AgentKVServerError if the server lacks the plugin."""
+        """Raise AgentKVServerError if the server lacks the plugin, now that it is asked again."""
+        self.server.has_plugin = self.server.has_plugin or None
         try:
-            self.server.check_plugin(self._send, again=True)
+            self.server.check_plugin(self._send)
         except AgentKVServerError as error:
             text = f"{self.server.missing}; needed because of on_missing_server='raise'"
             raise AgentKVServerError(text) from error
@@ -134,13 +130,9 @@ class Route:
 
     def tell(self, action: str, body: Mapping[str, object]) -> threading.Event:
         """Post to one of the job's routes, "tool" or "release", in the background."""
-        report = delivery.Delivery(
-            server=self.server.root_url,
-            send=functools.partial(self._deliver, action, body),
-            drop=functools.partial(self._drop, action),
-        )
-        delivery.sender.submit(report)
-        return report.is_done
+        send = functools.partial(self._deliver, action, body)
+        drop = functools.partial(self._drop, action)
+        return sender.submit(Delivery(self.server.root_url, send, drop))
 
     def _deliver(self, action: str, body: Mapping[str, object]) -> None:
         self.server.check_plugin(self._send)
@@ -173,27 +165,20 @@ class Route:
             server.warn_once(text, server.missing or reason)
 
     def _send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        client = self.client
-        if client is None or client.is_closed or hasattr(client, "aclose"):
-            client = connections(os.getpid(), _tls_of(client))
-        url = f"{self.server.root_url}/v1/agentkv{path}"
         keys = {
             name: text
             for name, text in self.headers.items()
             if isinstance(text, str) and not _OF_ONE_REQUEST.fullmatch(name)
         }
-        return send_request(
-            method, url, body, headers=keys | self.job.routing_headers, client=client
-        )
-
-
-def _tls_of(client: Any) -> Any:
-    """The `ssl.SSLContext` of an httpx client's connections.
-
-    Source: HTTPTransport and AsyncHTTPTransport keep it in their pool (httpx 0.28, httpcore 1).
-    """
-    pool = getattr(getattr(client, "_transport", None), "_pool", None)
-    return getattr(pool, "_ssl_context", None)
+        url, headers = f"{self.server.root_url}/v1/agentkv{path}", keys | self.job.routing_headers
+        client = self.client
+        if client is None:
+            return send_request(method, url, body, headers=headers)
+        if client.is_closed or hasattr(client, "aclose"):
+            # Source of the ssl.SSLContext: HTTPTransport keeps it in its pool (httpx 0.28)
+            pool = getattr(client._transport, "_pool", None)
+            client = connections(os.getpid(), getattr(pool, "_ssl_context", None))
+        return send_request(method, url, body, headers=headers, client=client)
 
 
 def root_of(url: str) -> str:
@@ -222,10 +207,10 @@ def send_request(
     client: of httpx or httpx2; by default connections of our own. Connecting, sending and each part
     of the reply have `timeout_s` each, the whole reply twice that.
     """
-    client = client or connections(os.getpid())
     content, deadline_s = bytearray(), time.monotonic() + 2 * timeout_s
     options = {"json": body, "headers": headers, "timeout": timeout_s, "follow_redirects": True}
     try:
+        client = client or connections(os.getpid())
         with client.stream(method, url, **options) as reply:
             for chunk in reply.iter_bytes():
                 content += chunk
@@ -260,10 +245,4 @@ def connections(process_id: int, tls: Any = None) -> httpx.Client:
     """Connections of our own, one pool for each process and each `ssl.SSLContext` given."""
     import httpx  # slow to import, and not every user of agentkv talks to a server
 
-    try:
-        return httpx.Client(verify=True if tls is None else tls)
-    except (ImportError, ValueError, httpx.InvalidURL, OSError) as error:
-        raise AgentKVServerError(
-            f"no connection can be opened ({type(error).__name__}: {error}); it is set up by the "
-            "environment: ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR"
-        ) from error
+    return httpx.Client(verify=True if tls is None else tls)

@@ -75,14 +75,19 @@ class Session(Generic[ClientT]):
         if on_missing_server not in get_args(OnMissingServer):
             allowed = ", ".join(map(repr, get_args(OnMissingServer)))
             raise ValueError(f"on_missing_server: got {on_missing_server!r}, allowed is {allowed}")
-        self._client = client
-        self._http_client = None if client is None else context.http_client_of(client)
-        self._tags = parse_tags(
+        parse_tags(
             {"job_id": job_id, "parent_job_id": parent_job_id, "expected_turns": expected_turns}
         )
-        self._server_url = None if server is None else str(server)
-        self._on_missing_server = on_missing_server
-        self._affinity = parse_affinity(affinity)
+        self._client = client
+        self._job_id = job_id
+        self._parent_job_id = parent_job_id
+        self._of_each_job: dict[str, Any] = {
+            "covered_client": None if client is None else context.http_client_of(client),
+            "server_url": None if server is None else str(server),
+            "on_missing_server": on_missing_server,
+            "expected_turns": expected_turns,
+            "affinity": parse_affinity(affinity),
+        }
         self._entered: list[Job[Any]] = []
 
     def __enter__(self) -> Job[ClientT]:
@@ -106,8 +111,8 @@ class Session(Generic[ClientT]):
         _open_jobs.discard(job)
         job.end(exc_info[1] if exc_info else None)
         context.innermost.set(context.current_job())
-        if self._http_client is not None:
-            context.uncover(self._http_client)
+        if job.covered_client is not None:
+            context.uncover(job.covered_client)
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
@@ -129,37 +134,27 @@ class Session(Generic[ClientT]):
     def _new_job(self) -> tuple[Job[ClientT], Route | None]:
         """Another job, and its way to its server if that is known by now."""
         enclosing = context.current_job()
-        job_id = self._tags.job_id or uuid.uuid4().hex
-        parent_job_id = self._tags.parent_job_id
+        job_id, parent_job_id = self._job_id or uuid.uuid4().hex, self._parent_job_id
         if parent_job_id is None and enclosing is not None and enclosing.job_id != job_id:
             parent_job_id = enclosing.job_id
-        job: Job[ClientT] = Job(
-            job_id,
-            parent_job_id=parent_job_id,
-            enclosing=enclosing,
-            covered_client=self._http_client,
-            server_url=self._server_url,
-            on_missing_server=self._on_missing_server,
-            expected_turns=self._tags.expected_turns,
-            affinity=self._affinity,
-        )
+        job: Job[ClientT] = Job(job_id, parent_job_id, enclosing, **self._of_each_job)
         client: Any = self._client
-        url = self._server_url or str(getattr(client, "base_url", ""))
+        url = job.server_url or str(getattr(client, "base_url", ""))
         # a key that the SDK asks somebody for comes with the first request
         if not url or getattr(client, "_api_key_provider", None) is not None:
             return job, None
         headers = getattr(client, "default_headers", None) or getattr(client, "headers", None)
-        route = Route(job, server_at(url), self._http_client, headers or {})
-        if self._server_url is not None:
-            job.listeners[route.server] = route
+        route = Route(job, server_at(url), job.covered_client, headers or {})
+        if job.server_url is not None:
+            job.listeners[route.server] = route.tell
         return job, route
 
     def _enter(self, job: Job[ClientT]) -> Job[ClientT]:
-        if self._http_client is None:
+        if job.covered_client is None:
             instrument()
         else:
             job.client = context.bound(self._client, job)
-            context.cover(self._http_client)
+            context.cover(job.covered_client)
             for patch in context.THREAD_PATCHES:
                 patch.install()
         self._entered.append(job)

@@ -13,7 +13,8 @@ import functools
 import json
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from agentkv.client.job import Job, TaggedTurn
@@ -31,7 +32,6 @@ _MODEL_URL = re.compile(
 )
 """A URL whose POST is a turn, with the server's root. `/messages` alone is a route of others, too,
 which send mails or texts."""
-_JOB_FIELD = re.compile(rb'"(job|session)_id"')
 
 
 def tagging(send: Method, find_job: FindJob, *, is_async: bool) -> Method:
@@ -63,12 +63,17 @@ def tagging(send: Method, find_job: FindJob, *, is_async: bool) -> Method:
 
 
 def turn_of(job: Job[Any] | None, client: Any, request: Any) -> TaggedRequest | None:
-    """The turn that a request becomes; None if it is none, or names a job by itself."""
+    """The turn that a request becomes; None if it is none, or names another job by a header.
+
+    One with this job's own id as `X-Session-ID`, as trainers send it, is a turn of this job.
+    """
     if job is None:
         return None
     try:
         found = _MODEL_URL.fullmatch(str(request.url).partition("?")[0])
-        if found is None or request.method != "POST" or _names_a_job(job, request):
+        headers, own_id = request.headers, job.routing_headers[SESSION_HEADER]
+        is_named = TAG_HEADERS["job_id"] in headers or headers.get(SESSION_HEADER, own_id) != own_id
+        if found is None or request.method != "POST" or is_named:
             return None
         return TaggedRequest(job, client, request, found[1])
     except Exception:
@@ -81,13 +86,13 @@ class TaggedRequest:
 
     def __init__(self, job: Job[Any], client: Any, request: Any, root_url: str) -> None:
         self.response: Any = None
+        self.needs_plugin = job.on_missing_server == "raise"
         self._job = job
         self._client = client
         self._request = request
         self._own_headers = request.headers
         is_named = job.server_url is not None and job.covered_client is not None
         self._server_url = str(job.server_url) if is_named else root_url
-        self.needs_plugin = job.on_missing_server == "raise"
         self._turn: TaggedTurn | None = None
 
     def route(self) -> Route:
@@ -99,7 +104,7 @@ class TaggedRequest:
         """Open the turn, and put its tags into the headers until the request was sent."""
         request = self._request
         try:
-            key = str(request.url), hash(_body_of(request))
+            key = str(request.url), hash(self._body())
             self._turn = self._job.begin_turn(key, self._describe)
             request.headers = request.headers.copy()
             request.headers.update(self._turn.headers())
@@ -111,7 +116,7 @@ class TaggedRequest:
         """End the turn: with an exception, with the reply, or when its stream is closed."""
         response, self.response = self.response, None  # or it would never be dropped
         route = self.route()
-        self._job.listeners[route.server] = route
+        self._job.listeners[route.server] = route.tell
         self._request.headers = self._own_headers  # its owner may send it again
         turn = self._turn
         if turn is None:
@@ -126,14 +131,22 @@ class TaggedRequest:
         else:
             _when_closed(response, turn.end)
 
+    def _body(self) -> bytes:
+        """The body of the request; empty if it is a stream that can be read once only."""
+        with suppress(Exception):  # httpx.RequestNotRead
+            return bytes(self._request.content)
+        return b""
+
     def _describe(self) -> RequestShape:
         """The request as its span describes it."""
-        path, model = self._request.url.path, _json_of(self._request).get("model")
+        path, model = self._request.url.path, None
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            model = str(json.loads(self._body())["model"])
         server = server_at(self._server_url)
         is_text = path.endswith(("/completions", "/generate")) and "/chat/" not in path
         return RequestShape(
             operation="text_completion" if is_text else "chat",
-            model=model if isinstance(model, str) else None,
+            model=model,
             server_url=server.root_url,
             is_vllm=bool(server.has_plugin),
         )
@@ -151,38 +164,3 @@ def _when_closed(response: Any, end: Callable[[], None]) -> None:
 
     vars(stream)[name] = end_and_close
     weakref.finalize(response, end).atexit = False
-
-
-def _names_a_job(job: Job[Any], request: Any) -> bool:
-    """True if a request was tagged by hand, or already, with the id of another job.
-
-    One with this job's own id as `X-Session-ID`, as trainers send it, is a turn of this job.
-    """
-    headers = request.headers
-    if TAG_HEADERS["job_id"] in headers:
-        return True
-    own_id = job.routing_headers[SESSION_HEADER]
-    if headers.get(SESSION_HEADER, own_id) != own_id:
-        return True
-    if not _JOB_FIELD.search(_body_of(request)):
-        return False
-    body = _json_of(request)  # the words may stand in the schema of a tool
-    nested = body.get("vllm_xargs")
-    names = {*body, *(nested if isinstance(nested, Mapping) else ())}
-    return "job_id" in names or "session_id" in names
-
-
-def _body_of(request: Any) -> bytes:
-    """The body of a request; empty if it is a stream that can be read once only."""
-    try:
-        return bytes(request.content)
-    except Exception:  # httpx.RequestNotRead
-        return b""
-
-
-def _json_of(request: Any) -> Mapping[str, Any]:
-    try:
-        body = json.loads(_body_of(request))
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, Mapping) else {}

@@ -99,7 +99,7 @@ def _begin_turn(job: Job[Any], engine: Any, params: Any) -> tuple[TaggedTurn | N
             fields = {name: int(v) if isinstance(v, bool) else v for name, v in tags}
             params = copy.copy(params)
             params.extra_args = {**(params.extra_args or {}), **fields}
-            job.listeners.setdefault(id(engine), EngineListener(job, engine))
+            job.listeners.setdefault(id(engine), EngineListener(job, engine).tell)
         return turn, params
     except AgentKVServerError:
         raise

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator
 
 import openai
 import pytest
@@ -49,18 +47,3 @@ async def async_client(server: ScriptedServer) -> AsyncIterator[AsyncOpenAI]:
         base_url=server.base_url, api_key="key", http_client=http_client
     ) as client:
         yield client
-
-
-@pytest.fixture
-def no_free_thread() -> Callable[[], AbstractContextManager[None]]:
-    """Within it no thread can start, as on a machine that is out of them."""
-
-    @contextmanager
-    def within() -> Iterator[None]:
-        before = threading.stack_size(1 << 46)  # more than the system has for a stack
-        try:
-            yield
-        finally:
-            threading.stack_size(before)
-
-    return within

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from agentkv.server.process import free_port
+from tests.scripted_apis import ScriptedServer
 
 AGENT = """
 import asyncio, contextlib, inspect, sys, time
@@ -77,6 +77,7 @@ else:
     with agentkv.session(openai.OpenAI(**options), job_id="a") as job:
         without_loop(act(job.client, lambda: job.tool("ls")))
 """
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "go on": signal.SIGCONT}
 EXIT_S = 2.0
 """An agent ends at most this much later than without agentkv. Other load can only add to that, so
 the best of three pairs counts if the first is later."""
@@ -85,32 +86,28 @@ MAX_WARNINGS = 2
 
 
 class FaultyServer:
-    """A server process at one port."""
+    """A server at one port, in a process that it may lose."""
 
-    def __init__(self, calls: str, ours: str) -> None:
+    def __init__(self, calls: str = "well", ours: str = "well") -> None:
         self.port = free_port()
-        self._words = (str(self.port), calls, ours)
-        self._process: subprocess.Popen[str] | None = None
+        words = "-m", "tests.client.faulty_server", str(self.port), calls, ours
+        self._command = [sys.executable, *words]
+        self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "tests.client.faulty_server", *self._words]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "listens\n"
+    def happen(self, what: str) -> None:
+        """Start it, or "kill", "stop" or "go on" its process; nothing else happens."""
+        if what == "start":
+            process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+            self._processes.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+        elif what in SIGNALS:
+            self._processes[-1].send_signal(SIGNALS[what])
 
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def stop(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ FAULTS = [
     Fault("connections are cut", "reset", "reset", expected=NO_CONNECTION),
     Fault("our routes cut connections", ours="reset"),
     Fault("the name cannot be resolved", host="no-such-host.invalid", expected=NO_CONNECTION),
-    Fault("nothing listens", happens=("kill before",), expected=NO_CONNECTION),
+    Fault("nothing listens", happens=("never starts",), expected=NO_CONNECTION),
     Fault("killed in mid-job", happens=("kill",), expected=("ok", *NO_CONNECTION[1:])),
     Fault(
         "killed and started again in mid-job",
@@ -152,7 +149,7 @@ FAULTS = [
     ),
     Fault(
         "stopped and continued in mid-job",
-        happens=("stop", "go_on"),
+        happens=("stop", "go on"),
         expected=("ok", "APITimeoutError", "ok"),
     ),
     Fault("stopped until the agent ends", happens=("stop",), expected=("ok", *TIME_OUT[1:])),
@@ -174,15 +171,15 @@ def run_agent(mode: str, fault: Fault) -> Run:
     """Run the agent on a server of its own, with what happens to that between the calls."""
     server = FaultyServer(fault.calls, fault.ours)
     try:
-        if "kill before" not in fault.happens:
-            server.start()
+        if fault.happens != ("never starts",):
+            server.happen("start")
         base_url = f"http://{fault.host}:{server.port}/v1"
         command = [sys.executable, "-c", AGENT, mode, base_url, fault.kind]
         pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with subprocess.Popen(command, text=True, **pipes) as agent:
             return _follow(agent, fault, server)
     finally:
-        server.kill()
+        server.end()
 
 
 def _follow(agent: subprocess.Popen[str], fault: Fault, server: FaultyServer) -> Run:
@@ -191,8 +188,7 @@ def _follow(agent: subprocess.Popen[str], fault: Fault, server: FaultyServer) ->
     outcomes: list[str] = []
     for happens in (*fault.happens, "", "", "")[:3]:
         outcomes.append(agent.stdout.readline().strip())
-        if happens in ("kill", "start", "stop", "go_on"):
-            getattr(server, happens)()
+        server.happen(happens)
         if len(outcomes) < 3:
             agent.stdin.write("go\n")
             agent.stdin.flush()
@@ -226,7 +222,7 @@ def test_an_agents_calls_end_as_without_agentkv(fault: Fault) -> None:
     assert min(later_s) <= EXIT_S, later_s
 
 
-def test_gevent_delivers_what_was_said(server_of_events: str) -> None:
+def test_gevent_delivers_what_was_said(server: ScriptedServer) -> None:
     """With gevent's patches in place a job is tagged, and flush() waits for its events."""
     pytest.importorskip("gevent")
     code = (
@@ -239,14 +235,8 @@ def test_gevent_delivers_what_was_said(server_of_events: str) -> None:
         "assert agentkv.flush(10)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, server_of_events], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, server.base_url], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.fixture
-def server_of_events() -> Iterator[str]:
-    server = FaultyServer("well", "well")
-    server.start()
-    yield f"http://127.0.0.1:{server.port}/v1"
-    server.kill()
+    assert [turn.tags for turn in server.turns] == [{"job_id": "a", "turn": 1}]
+    assert (len(server.tool_events), server.released) == (2, ["a"])

@@ -71,14 +71,10 @@ def test_a_tool_before_the_first_turn_is_not_reported_alone(
 @pytest.mark.parametrize(
     "call",
     [
-        "",
-        "x" * 2_000_000,
-        "echo \ud800",
-        agentkv.ToolCall("web_search"),
-        agentkv.ToolCall("", ""),
-        agentkv.ToolCall("n" * 5000, "c" * 2_000_000),
+        *("", " ", "x" * 2_000_000, "echo \ud800"),
+        *(agentkv.ToolCall("web_search"), agentkv.ToolCall("n" * 5000, "c" * 2_000_000)),
     ],
-    ids=["empty", "long", "surrogate", "no command", "no name", "long name and command"],
+    ids=["empty", "blank", "long", "surrogate", "no command", "long name and command"],
 )
 def test_any_tool_can_be_sent(
     server: ScriptedServer, client: OpenAI, call: agentkv.ToolCall | str
@@ -95,11 +91,10 @@ def test_any_tool_can_be_sent(
     assert parse_tags(server.turns[1].tags).last_tool
 
 
-@pytest.mark.parametrize("call", [None, {"name": "bash"}, ["ls", "-l"]], ids=str)
-def test_a_wrong_argument_of_tool_is_refused(call: Any) -> None:
+def test_a_wrong_argument_of_tool_is_refused() -> None:
     """job.tool() raises TypeError before the tool runs, and says what is allowed."""
     with agentkv.session() as job, pytest.raises(TypeError, match="parse_tool_calls"):
-        job.tool(call)
+        job.tool({"name": "bash"})  # type: ignore[arg-type]
 
 
 def test_the_next_request_takes_over_from_a_failed_turn() -> None:

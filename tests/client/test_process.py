@@ -160,19 +160,6 @@ def report(call):
 """
 
 
-def test_the_thread_that_sends_imports_nothing_of_its_own() -> None:
-    """The main thread imports for it, since a child forked in mid-import keeps half a module."""
-    code = SENDING.format(imports="") + (
-        "class Importers:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name.startswith('tenacity'): print(threading.current_thread().name)\n"
-        "sys.meta_path.insert(0, Importers())\n"
-        "report(lambda: None)\n"
-        "assert delivery.flush(20)\n"
-    )
-    assert set(run_python(code).split()) == {"MainThread"}
-
-
 def test_what_waits_is_sent_where_no_thread_can_start() -> None:
     """Python 3.12 and later start no thread at the end of the interpreter: the flush delivers."""
     code = SENDING.format(imports="") + (
