@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
@@ -18,29 +18,31 @@ from agentkv.policies.pins import Pin, PinEnd
 from agentkv.protocol import JobKey, Tags
 
 
+@dataclass_transform(frozen_default=True)
 class Event:
-    """Something that has happened in the engine; `name` is that of the event log."""
+    """Something that has happened in the engine; each kind is a frozen dataclass.
 
-    __slots__ = ()
+    name: that in the event log; empty for an event that is not logged.
+    logged: what the log shows of it, as `key` or `key=path`, with paths as of attrgetter.
+    """
+
     name: ClassVar[str] = ""
-    """Empty for an event that is not logged."""
     logged: ClassVar[str] = ""
-    """What the log shows of it, as `key` or `key=path`, with paths as of attrgetter."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
-@dataclass(frozen=True, slots=True)
 class CacheReset(Event):
     """vLLM's prefix cache is about to be reset, as for new weights."""
 
 
-@dataclass(frozen=True, slots=True)
 class RulesFailed(Event):
     """The policy answered a question late or not as it must."""
 
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
 class JobEvent(Event):
     """Something that has happened to a job."""
 
@@ -50,12 +52,11 @@ class JobEvent(Event):
 # A turn, from its arrival to its end
 
 
-@dataclass(frozen=True, slots=True)
 class Arrived(JobEvent):
     """A request of a job waits from now on; `parent` is the id of the job that spawned it."""
 
-    name: ClassVar[str] = "arrival"
-    logged: ClassVar[str] = (
+    name = "arrival"
+    logged = (
         "turn=turn.number prompt_length=turn.num_prompt_tokens retry=is_retry "
         "inferred=turn.job.is_inferred parent"
     )
@@ -66,52 +67,46 @@ class Arrived(JobEvent):
     parent: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class Inferred(JobEvent):
     """Requests without a `job_id` have proved to be one job."""
 
 
-@dataclass(frozen=True, slots=True)
 class IdShared(JobEvent):
     """A job's id has proved to be that of several conversations at once."""
 
-    name: ClassVar[str] = "id_shared"
+    name = "id_shared"
 
 
-@dataclass(frozen=True, slots=True)
 class HeldBack(JobEvent):
     """The policy keeps a waiting turn out of memory for now."""
 
-    name: ClassVar[str] = "held"
-    logged: ClassVar[str] = "reason"
+    name = "held"
+    logged = "reason"
     turn: Turn
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Overdue(JobEvent):
     """A first turn has been passed over so often that it goes before all others."""
 
-    name: ClassVar[str] = "due"
-    logged: ClassVar[str] = "passed"
+    name = "due"
+    logged = "passed"
     passed: int
 
 
-@dataclass(frozen=True, slots=True)
 class Evicted(JobEvent):
     """A turn finds less of its job's context in the cache than the turn before left."""
 
-    name: ClassVar[str] = "evicted"
-    logged: ClassVar[str] = "lost_tokens"
+    name = "evicted"
+    logged = "lost_tokens"
     lost_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class Admitted(JobEvent):
     """A turn has its first blocks."""
 
-    name: ClassVar[str] = "waiting_to_running"
-    logged: ClassVar[str] = (
+    name = "waiting_to_running"
+    logged = (
         "prompt_length=turn.num_prompt_tokens hit_length=turn.hit_tokens "
         "expected_hit_length=turn.common_tokens waited_s is_later=turn.is_later "
         "is_side_request=turn.is_side_request"
@@ -120,30 +115,27 @@ class Admitted(JobEvent):
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class Preempted(Event):
     """A running request has lost its blocks and waits again; `job_id` is None without a job."""
 
-    name: ClassVar[str] = "preempted"
+    name = "preempted"
     job_id: JobKey | None
 
 
-@dataclass(frozen=True, slots=True)
 class Resumed(JobEvent):
     """A turn that was preempted, or whose cache was reset, has blocks again."""
 
-    name: ClassVar[str] = "resumed"
-    logged: ClassVar[str] = "hit_length=hit_tokens"
+    name = "resumed"
+    logged = "hit_length=hit_tokens"
     turn: Turn
     hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class Finished(JobEvent):
     """A turn has ended with an answer, and keeps `num_blocks` of what it leaves in the cache."""
 
-    name: ClassVar[str] = "finish"
-    logged: ClassVar[str] = (
+    name = "finish"
+    logged = (
         "turn=turn.job.num_turns context_length=turn.job.context_tokens "
         "output_length=output_tokens ttft_s=turn.ttft_s"
     )
@@ -153,11 +145,10 @@ class Finished(JobEvent):
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
 class Aborted(JobEvent):
     """A turn has ended without an answer, perhaps before it had blocks."""
 
-    name: ClassVar[str] = "aborted"
+    name = "aborted"
     turn: Turn
     is_held: bool
     """Its job's blocks are held all the same, as of a turn that was left after its first tokens."""
@@ -166,23 +157,21 @@ class Aborted(JobEvent):
 # Between two turns
 
 
-@dataclass(frozen=True, slots=True)
 class Pinned(JobEvent):
     """A finished turn's blocks are pinned."""
 
-    name: ClassVar[str] = "pinned"
-    logged: ClassVar[str] = "blocks ttl_s reason=pin.reason"
+    name = "pinned"
+    logged = "blocks ttl_s reason=pin.reason"
     pin: Pin[Any]
     blocks: int
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class Decided(JobEvent):
     """The policy knows what runs between two turns, and how long the KV is pinned for it."""
 
-    name: ClassVar[str] = "decision"
-    logged: ClassVar[str] = (
+    name = "decision"
+    logged = (
         "told_by command speed=decision.speed source=decision.source "
         "ttl_s=decision.ttl.seconds reason=decision.ttl.reason blocks "
         "p50_s=decision.p50_s p90_s=decision.p90_s"
@@ -199,7 +188,6 @@ class Decided(JobEvent):
     """Blocks that are pinned; 0 if none are."""
 
 
-@dataclass(frozen=True, slots=True)
 class Trimmed(JobEvent):
     """A pin has given up its last blocks and holds the others.
 
@@ -207,20 +195,19 @@ class Trimmed(JobEvent):
     policy did not want to hold them.
     """
 
-    name: ClassVar[str] = "trimmed"
-    logged: ClassVar[str] = "blocks left"
+    name = "trimmed"
+    logged = "blocks left"
     pin: Pin[Any]
     blocks: int
     left: int
     taken_by: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class Unpinned(JobEvent):
     """A pin has ended; `taken_by` as of Trimmed, for one that ended under pressure."""
 
-    name: ClassVar[str] = "unpinned"
-    logged: ClassVar[str] = "reason blocks trimmed=pin.num_trimmed held_s"
+    name = "unpinned"
+    logged = "reason blocks trimmed=pin.num_trimmed held_s"
     pin: Pin[Any]
     reason: PinEnd
     blocks: int
@@ -228,38 +215,33 @@ class Unpinned(JobEvent):
     taken_by: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class ToolSignal(JobEvent):
     """The client reports a tool; `command` is its key, or its text with `show_commands`."""
 
-    logged: ClassVar[str] = "tool command duration_s"
+    logged = "tool command duration_s"
     tool: str
     command: str
     duration_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
 class ToolStarted(ToolSignal):
     """The client reports that a tool has started."""
 
-    name: ClassVar[str] = "tool_started"
+    name = "tool_started"
 
 
-@dataclass(frozen=True, slots=True)
 class ToolEnded(ToolSignal):
     """The client reports that a tool has finished."""
 
-    name: ClassVar[str] = "tool_finished"
+    name = "tool_finished"
 
 
-@dataclass(frozen=True, slots=True)
 class ToolIgnored(ToolSignal):
     """A report is about another turn than the job's last one."""
 
-    name: ClassVar[str] = "tool_signal_ignored"
+    name = "tool_signal_ignored"
 
 
-@dataclass(frozen=True, slots=True)
 class ToolMeasured(JobEvent):
     """A tool's duration is known."""
 
@@ -273,35 +255,32 @@ class ToolMeasured(JobEvent):
 # What the watchers of the plugin find themselves
 
 
-@dataclass(frozen=True, slots=True)
 class Reused(JobEvent):
     """What a later turn found of what the turn before had left; `miss` is why not all of it."""
 
-    name: ClassVar[str] = "reuse"
-    logged: ClassVar[str] = "turn expected_tokens miss"
+    name = "reuse"
+    logged = "turn expected_tokens miss"
     turn: int
     expected_tokens: int
     miss: Any
 
 
-@dataclass(frozen=True, slots=True)
 class KVFreed(JobEvent):
     """The KV of these requests is given up for good; made if a watcher has `on_kv_freed`."""
 
-    name: ClassVar[str] = "kv_freed"
-    logged: ClassVar[str] = "state number reason request_ids"
+    name = "kv_freed"
+    logged = "state number reason request_ids"
     number: int
     reason: FreeReason
     request_ids: list[str]
     state: str = "FREED"
 
 
-@dataclass(frozen=True, slots=True)
 class Closed(JobEvent):
     """A job is over: released, at its last step, aborted, or forgotten."""
 
-    name: ClassVar[str] = "closed"
-    logged: ClassVar[str] = "reason turns=job.num_turns took_s=job.took_s"
+    name = "closed"
+    logged = "reason turns=job.num_turns took_s=job.took_s"
     job: Job
     reason: FreeReason
 

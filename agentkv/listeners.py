@@ -25,7 +25,6 @@ class KVFree:
     number: int
     """Counts the frees of one engine from 1: a gap says how many a listener missed."""
     job_id: str
-    """The id that its client gave it."""
     request_ids: tuple[str, ...]
     """The requests of the job since its last free, oldest first, each by the `id` of its reply."""
     reason: FreeReason

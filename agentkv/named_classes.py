@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from agentkv.errors import InputError, not_among, reason_of
+from agentkv.errors import InputError, not_among
 
 Kind = TypeVar("Kind")
 
@@ -55,8 +55,7 @@ class NamedClasses(Generic[Kind]):
     def load(self, name: str) -> type[Kind]:
         """The class behind a name that is not a shipped one; each is imported once.
 
-        Raises InputError for a name that leads to none; errors of the class's own module are raised
-        as InputError too, with the original as its cause.
+        Raises InputError for a name that leads to none, and for any error of the class's module.
         """
         name = absolute_name(name)
         if name not in self._found:
@@ -73,16 +72,9 @@ class NamedClasses(Generic[Kind]):
         module = self._import(target, module_name)
         found = getattr(module, class_name, None)
         if not (isinstance(found, type) and issubclass(found, self._base)):
-            offered = ", ".join(
-                key
-                for key, value in vars(module).items()
-                if isinstance(value, type)
-                and issubclass(value, self._base)
-                and value.__module__ == module.__name__
-            )
             raise InputError(
                 f"{self._what}: got {target!r}: {class_name or 'nothing'} is not a subclass of "
-                f"{self._group}.{self._base.__name__}; this module has {offered or 'none'}"
+                f"{self._group}.{self._base.__name__}"
             )
         return found
 
@@ -91,15 +83,13 @@ class NamedClasses(Generic[Kind]):
             if not module_name.endswith(".py"):
                 return importlib.import_module(module_name)
             path = Path(module_name)
-            spec = importlib.util.spec_from_file_location(f"agentkv_{self._what}_{path.stem}", path)
-            assert spec is not None
-            assert spec.loader is not None
+            name_of_module = f"agentkv_{self._what}_{path.stem}"
+            spec: Any = importlib.util.spec_from_file_location(name_of_module, path)
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # dataclasses and pydantic look their module up
             spec.loader.exec_module(module)
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and error.filename == module_name:
-                raise InputError(f"{self._what}: {module_name}: {reason_of(error)}") from error
-            raise InputError(f"{self._what}: got {name!r}: {problem}") from error
+            raise InputError(
+                f"{self._what}: got {name!r}: {type(error).__name__}: {error}"
+            ) from error
         return module

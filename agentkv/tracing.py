@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,7 @@ class JobTrace(Protocol):
 
     def tool(self, name: str) -> Span | None: ...
 
-    def end(self, error: object, num_turns: int) -> None:
-        """End it, with the number of turns that were answered."""
-
-
-TraceOpener = Callable[[str, str | None], JobTrace | None]
-"""Opens the span of a job, given its id and its parent's; None if no spans are wanted."""
+    def end(self, error: object, num_turns: int) -> None: ...
 
 
 def open_trace(job_id: str, parent_job_id: str | None) -> JobTrace | None:
@@ -68,19 +63,17 @@ def open_trace(job_id: str, parent_job_id: str | None) -> JobTrace | None:
     """
     if "opentelemetry.trace" not in sys.modules and not os.environ.get(EXPORTER_VARIABLE):
         return None
-    opener = _opener()
-    return None if opener is None else opener(job_id, parent_job_id)
+    return cast(JobTrace | None, _opener()(job_id, parent_job_id))
 
 
 @functools.cache
-def _opener() -> TraceOpener | None:
+def _opener() -> Callable[[str, str | None], Any]:
     try:
-        module = importlib.import_module("agentkv.integrations.opentelemetry")
+        return importlib.import_module("agentkv.integrations.opentelemetry").open_trace
     except Exception as error:
         logger.warning(
             "agentkv: no spans, since OpenTelemetry cannot be imported (%s): run "
             "`pip install opentelemetry-sdk opentelemetry-exporter-otlp`, or unset %s",
             *(error, EXPORTER_VARIABLE),
         )
-        return None
-    return cast(TraceOpener, module.open_trace)
+        return lambda *_: None

@@ -168,7 +168,7 @@ def test_every_tag_survives_as_a_header(tags: Tags) -> None:
     assert whole_tool.startswith(tool)
     if tool != whole_tool:
         spare_chars = MAX_TOOL_HEADER_CHARS - len(headers["x-agentkv-last-tool"])
-        assert 0 <= spare_chars < 9  # the longest character takes nine
+        assert 0 <= spare_chars < 12  # the longest character takes nine, a blank two more
 
 
 def test_the_headers_of_a_tagged_request_look_like_this() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -66,7 +65,7 @@ class _Fields:
 
     __slots__ = ()
 
-    def as_fields(self) -> dict[str, str | int | float | bool]:
+    def as_fields(self) -> dict[str, Any]:
         """Return the fields that are set."""
         names = (field.name for field in fields(cast(Any, self)))
         return {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -124,27 +123,21 @@ class ToolEvent(_Fields):
     """Seconds after which the tool comes back at the latest; 0: it runs in the background."""
 
     def cut(self) -> ToolEvent:
-        """The event with its texts cut to what servers read."""
-        tool, command = self.tool, self.command
-        return replace(
-            self,
-            tool=None if tool is None else tool[:MAX_TOOL_CHARS],
-            command=None if command is None else command[:KEPT_COMMAND_CHARS],
-        )
+        """The event with its command cut to what servers read."""
+        return replace(self, command=self.command and self.command[:KEPT_COMMAND_CHARS])
 
 
 class JobKey(str):
     """The id by which the engine knows a client's job, since clients may use equal ids.
 
-    Equal to, and hashed as, its text: `own_id`, behind the client where that has a name.
+    Equal to, and hashed as, its text: `own_id`, which the client gave, behind `client`, which is ""
+    where requests enter the engine without an API server.
     """
 
     __slots__ = ("client", "own_id")
 
     client: str
-    """The client that made the job; "" where requests enter the engine without an API server."""
     own_id: str
-    """The id that its client gave it."""
 
     def __new__(cls, client: str, own_id: str) -> JobKey:
         key = super().__new__(cls, f"{client}{_CLIENT_END}{own_id}" if client else own_id)
@@ -209,11 +202,7 @@ def bounded_id(text: str) -> str:
 
 
 def header_fields(headers: Mapping[str, str]) -> dict[str, object]:
-    """Read the tags that our headers set, without checking them; names are in lower case.
-
-    An empty header counts as absent. A number or flag that is none stays text, which `parse_tags`
-    rejects.
-    """
+    """Read the tags that our headers set, unchecked; names are in lower case, "" is absent."""
     given = {tag: headers.get(name.lower()) for tag, name in TAG_HEADERS.items()}
     return {tag: _from_header(tag, text) for tag, text in given.items() if text}
 
@@ -235,14 +224,11 @@ def _header_value(tag: str, value: str | int | float | bool) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     encoded = _encode(value)
-    if tag != "last_tool" or len(encoded) <= MAX_TOOL_HEADER_CHARS:
-        return encoded
-
-    def encoded_chars(index: int) -> int:
-        return len(_encode(value[: index + 1]))
-
-    fits = range(min(len(value), MAX_TOOL_HEADER_CHARS))
-    return _encode(value[: bisect_right(fits, MAX_TOOL_HEADER_CHARS, key=encoded_chars)])
+    if tag == "last_tool" and len(encoded) > MAX_TOOL_HEADER_CHARS:
+        # whole characters of it, with room to encode a blank that is last now
+        start = re.sub(r"%.?\Z", "", encoded[: MAX_TOOL_HEADER_CHARS - 2])
+        encoded = _encode(unquote_to_bytes(start).decode(errors="ignore"))
+    return encoded
 
 
 def _encode(text: str) -> str:
@@ -254,11 +240,10 @@ def _from_header(tag: str, text: str) -> object:
     if tag == "is_last_step":
         return _HEADER_FLAGS.get(text.strip().lower(), text)
     if tag in ("turn", "expected_turns", "last_tool_s", "max_ttl_s"):
-        try:
+        with suppress(ValueError, RecursionError):
             number = json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        return number if type(number) in (int, float) else text
+            return number if type(number) in (int, float) else text
+        return text
     # Servers read the bytes of a header as Latin-1. What is no UTF-8 becomes a lone surrogate,
     # which `parse_tags` rejects.
     raw = text.encode("latin-1", errors="replace")
@@ -266,10 +251,7 @@ def _from_header(tag: str, text: str) -> object:
 
 
 def parse_tool_event(body: object) -> ToolEvent:
-    """Read the event in the JSON body of the tool route; raises TagError for a wrong field.
-
-    A finished event may lack `duration_s`: the server then knows only its own times.
-    """
+    """Read the event in the JSON body of the tool route; raises TagError for a wrong field."""
     if not isinstance(body, Mapping):
         raise TagError("body", body, 'a JSON object with "state"')
     state = body.get("state")
@@ -285,13 +267,18 @@ def parse_tool_event(body: object) -> ToolEvent:
     )
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which JSON can carry but UTF-8, and so the engine, cannot."""
+
+
 def _text(
     raw: Mapping[str, object], field: str, max_chars: int, *, min_chars: int = 1
 ) -> str | None:
     value = raw.get(field)
     if value is None:
         return None
-    if isinstance(value, str) and min_chars <= len(value) <= max_chars and _is_encodable(value):
+    is_text = isinstance(value, str) and min_chars <= len(value) <= max_chars
+    if isinstance(value, str) and is_text and not _SURROGATE.search(value):
         return value
     lengths = f"{min_chars} to {max_chars}" if min_chars else f"at most {max_chars}"
     raise TagError(field, value, f"a string of {lengths} Unicode characters")
@@ -331,12 +318,3 @@ def _duration(raw: Mapping[str, object], field: str) -> float | None:
     if isinstance(value, int | float) and not is_flag and 0.0 <= value <= MAX_DURATION_S:
         return float(value)
     raise TagError(field, value, f"a number of seconds from 0 to {MAX_DURATION_S:.0f}")
-
-
-def _is_encodable(text: str) -> bool:
-    """False for lone surrogates, which JSON can carry but UTF-8, and so the engine, cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

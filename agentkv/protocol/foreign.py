@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agentkv.protocol import TAG_HEADERS, Tags, read_tags
@@ -125,21 +126,9 @@ def _at(body: Mapping[str, Any], path: str) -> object:
 def _object(value: object) -> Mapping[str, Any] | None:
     """An object, which may be sent as JSON text; None for anything else."""
     if isinstance(value, str) and value.startswith("{") and len(value) <= MAX_CONTEXT_CHARS:
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
     return value if isinstance(value, Mapping) else None
-
-
-def _base64url(text: str) -> str:
-    """The text that is encoded so; empty if it is not, or too long."""
-    if len(text) > MAX_CONTEXT_CHARS:
-        return ""
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-    except ValueError:
-        return ""
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -165,7 +154,10 @@ def _usable(reading: str, value: object, body: Mapping[str, Any]) -> tuple[str, 
         case "turn" | "expected_turns":
             return reading, int(text) if re.fullmatch("[0-9]{1,7}", text) else value
         case "agent_hint":
-            hint = _object(_base64url(text)) or {}
+            hint: Mapping[str, Any] = {}
+            with suppress(ValueError):  # it is no base64, or no text
+                text = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+                hint = _object(text) or {}
             return "job_id", hint.get("session") or hint.get("session_id")
         case "cache_key":  # as OpenHands sends it; others give unrelated requests one key
             is_key = _UUID.fullmatch(text) and body.get("tools") and "client_metadata" not in body
