@@ -25,8 +25,9 @@ from agentkv.evals.simulator.vllm_scheduler import (
     runner_output,
     sha256_hasher,
 )
+from agentkv.policies.agentkv import AgentKVPolicy
+from agentkv.policies.base import AdmissionRequest
 
-from ..grid.ablation import WithoutAdmission
 from .rows import Row, ratio_row, timed, without_garbage_collection
 
 NUM_RUNNING, NUM_WAITING, NUM_PINNED = 200, 1000, 300
@@ -36,7 +37,6 @@ DECIDING_TARGET_RATIO = 1.25
 """Where turns end under a policy that predicts: 14 us for each decision, and the replies are read
 while no model runs that would leave the interpreter to the thread that reads them."""
 POLICIES = ("continuum", "context_serve", "agentkv")
-GATING_POLICIES = ("agentkv",)
 ENDLESS_TOKENS = 3000
 REPLY = "I will look at the file first, since the test names it.\n" * 14 + (
     "```bash\ncd /testbed && frobnicate --all src/module.py | head -50\n```"
@@ -79,8 +79,13 @@ SITUATIONS = (
 )
 
 
-class BatchesDifferError(AssertionError):
-    """The two engines did not do the same work, so their times say nothing."""
+class AdmitsItsLoad(AgentKVPolicy):
+    """Lets in all that an engine is loaded with, and from then on new jobs by its rules."""
+
+    is_loaded = False
+
+    def why_hold_back(self, request: AdmissionRequest) -> str | None:
+        return super().why_hold_back(request) if self.is_loaded else None
 
 
 class LoadedEngine:
@@ -96,13 +101,9 @@ class LoadedEngine:
         self._hasher = sha256_hasher(situation.block_tokens)
         is_stock = policy == "stock"
         has_pinned_blocks = not is_stock or situation.takes_pins
-        settings = {
-            **{"policy": policy, "max_ttl_s": 3600.0, "prefill_reload_s": [0.0, 1.0, 0.0]},
-        }
+        settings = {"policy": policy, "max_ttl_s": 3600.0, "prefill_reload_s": [0.0, 1.0, 0.0]}
         if policy in ("continuum", "context_serve"):
             settings |= {"rules": situation.rules, "ttl": "fixed", "fixed_ttl_s": 3600.0}
-        # That many new jobs would not be admitted next to that much pinned memory.
-        has_admission = not situation.takes_pins
         self.scheduler = build_scheduler(
             SchedulerShape(
                 # The null block, one per running turn, and the pinned blocks; for stock those are
@@ -120,7 +121,7 @@ class LoadedEngine:
                 log_stats=True,
             ),
             decode=lambda token_ids: REPLY,  # without a model there is no tokenizer
-            policy_class=None if has_admission or policy != "agentkv" else WithoutAdmission,
+            policy_class=AdmitsItsLoad if policy == "agentkv" else None,
         )
         self._retention = getattr(self.scheduler, "retention", None)
         if not is_stock:  # in place of the engine's busy loop, which does not run here
@@ -132,6 +133,8 @@ class LoadedEngine:
         self._add(NUM_RUNNING, situation.running_prompt_tokens, self._lengths())
         for _ in range(2):
             self.step()
+        if policy == "agentkv":
+            self.scheduler.retention.policy.rules.is_loaded = True
         self.keep_up()
 
     def _lengths(self) -> list[int]:
@@ -180,23 +183,19 @@ class LoadedEngine:
         return len(self.scheduler.running), len(self.scheduler.waiting)
 
     def check(self) -> None:
-        """Raise BatchesDifferError unless the engine, after a step, is in its situation."""
+        """Raise AssertionError unless the engine, after a step, is in its situation."""
         num_pinned = 0 if self._retention is None else len(self._retention.pins)
-        is_pinned = num_pinned == NUM_PINNED
-        if self._situation.takes_pins:
-            is_pinned = NUM_PINNED // 2 < num_pinned < NUM_PINNED
-        found = self._counts()
-        if not is_pinned or found != (NUM_RUNNING - self._situation.num_ending, NUM_WAITING):
-            raise BatchesDifferError(
-                f"{self._situation.name}: running, waiting are {found}, pinned {num_pinned}"
-            )
+        least = NUM_PINNED // 2 + 1 if self._situation.takes_pins else NUM_PINNED
+        most = NUM_PINNED - 1 if self._situation.takes_pins else NUM_PINNED
+        assert least <= num_pinned <= most, num_pinned
+        assert self._counts() == (NUM_RUNNING - self._situation.num_ending, NUM_WAITING)
 
 
 def measure(seed: int) -> Iterator[Row]:
     """Rows for `schedule` and `update_from_output` in each situation, sync and async."""
     for situation in SITUATIONS:
         for is_async in (False, True):
-            for policy in POLICIES if not situation.num_gated_blocks else GATING_POLICIES:
+            for policy in ("agentkv",) if situation.num_gated_blocks else POLICIES:
                 with without_garbage_collection():
                     yield from _measure(situation, policy, seed, is_async=is_async)
 
@@ -223,6 +222,6 @@ def _round(loaded: list[LoadedEngine], *, swap: bool) -> list[list[tuple[float, 
             schedule_s, update_s, batches[index] = loaded[index].step()
             loaded[index].keep_up()
             times_s[index].append((schedule_s, update_s))
-        if batches[0] != batches[1]:
-            raise BatchesDifferError(f"step {step}: {batches[0]} and {batches[1]}")
+        # else the two engines did not do the same work, and their times say nothing
+        assert batches[0] == batches[1], f"step {step}: {batches[0]} and {batches[1]}"
     return times_s
