@@ -46,7 +46,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "llama-index-llms-openai-like",
         "mini-swe-agent",
         "smolagents[openai]",
-        "strands-agents[openai]",
+        # without a least version pip takes 0.1.3, which asks for less
+        "strands-agents[openai]>=1.62",
     ),
     "crewai": ("crewai",),
 }
