@@ -89,7 +89,8 @@ class NamedClasses(Generic[Kind]):
             sys.modules[spec.name] = module  # dataclasses and pydantic look their module up
             spec.loader.exec_module(module)
         except Exception as error:
-            raise InputError(
-                f"{self._what}: got {name!r}: {type(error).__name__}: {error}"
-            ) from error
+            problem = f"got {name!r}: {type(error).__name__}: {error}"
+            if isinstance(error, FileNotFoundError) and error.filename == module_name:
+                problem = f"{module_name}: no such file"
+            raise InputError(f"{self._what}: {problem}") from error
         return module

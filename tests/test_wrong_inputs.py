@@ -56,11 +56,9 @@ WRONG = [
     ("doctor --url 127.0.0.1:8000", "--url: got '127.0.0.1:8000', did you mean http://127.0.0.1"),
     ("bench --url 127.0.0.1:8", "got '127.0.0.1:8', did you mean http://127.0.0.1:8?"),
     ("explain job --url ftp://x", "--url: got 'ftp://x', give one like http://127.0.0.1:8000"),
-    ("run claude localhost", "'localhost' is no server's URL; give one like http://127.0.0.1"),
-    *(
-        (f"run claude {url}", "is no server's URL")
-        for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://[::1", "http://a:b")
-    ),
+    ("run claude localhost", "URL: got 'localhost', did you mean http://localhost?"),
+    ("run claude http://", "URL: got 'http://', give one like http://127.0.0.1:8000"),
+    *((f"run claude {url}", "ive --model NAME") for url in ("http://[::1", "http://a:b")),
     (f"bench --url {DEAD} --jobs 1", "no answer (ConnectError"),
     (f"verify-pin --url {DEAD}", "no answer (ConnectError"),
     (f"simulate calibrate --base-url {DEAD} --out p.json", "no answer (ConnectError"),

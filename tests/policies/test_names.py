@@ -68,7 +68,7 @@ def test_a_shipped_policy_has_a_name_and_a_class_in_a_module() -> None:
     [
         ("fastest", r"got 'fastest', allowed are continuum, .*FILE.py:CLASS"),
         ("no.such.module:Mine", r"got 'no.such.module:Mine': ModuleNotFoundError"),
-        ("agentkv.policies.agentkv:Mine", r"Mine is not a subclass .* has AgentKVPolicy"),
+        ("agentkv.policies.agentkv:Mine", r"Mine is not a subclass of agentkv.policies.Policy"),
         ("./missing.py:Mine", r"missing.py: no such file"),
     ],
 )
