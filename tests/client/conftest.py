@@ -1,7 +1,5 @@
 """A scripted server, clients of it, and a clean slate for each test of the client."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import openai

@@ -4,8 +4,6 @@
 `/v1/agentkv`. It prints a line when it listens.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -20,56 +18,45 @@ HTML = b"<html><body><h1>Bad gateway</h1></body></html>"
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
-    """Answers as the two words on the command line say; see the methods of these names."""
+    """Answers as the two words on the command line say."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         calls, ours = sys.argv[2:]
-        getattr(self, ours if self.path.startswith("/v1/agentkv") else calls)()
+        is_ours = self.path.startswith("/v1/agentkv")
+        match ours if is_ours else calls:
+            case "well":
+                info = {"version": "0", "wire_version": WIRE_VERSION, "policy": "agentkv"}
+                reply: Any = info if is_ours else json_body(self.path, ScriptedReply("ok"))
+                self._send(200, "application/json", json.dumps(reply).encode())
+            case "bad gateway":
+                self._send(502, "text/html", HTML)
+            case "html":
+                self._send(200, "text/html", HTML)
+            case "redirect":
+                self._send(302, "text/html", HTML)
+            case "drip":
+                self._send(200, "application/json", b" ", num_bytes=1_000_000)
+                while True:
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+            case "hang":
+                time.sleep(3600)
+            case "reset":
+                self.close_connection = True
+                self.connection.close()
 
     def do_POST(self) -> None:
         self.do_GET()
 
-    def well(self) -> None:
-        info = {"version": "0", "wire_version": WIRE_VERSION, "policy": "agentkv"}
-        is_ours = self.path.startswith("/v1/agentkv")
-        reply: Any = info if is_ours else json_body(self.path, ScriptedReply("ok"))
-        self._send(200, "application/json", json.dumps(reply).encode())
-
-    def bad_gateway(self) -> None:
-        self._send(502, "text/html", HTML)
-
-    def html(self) -> None:
-        self._send(200, "text/html", HTML)
-
-    def redirect(self) -> None:
-        self._send(302, "text/html", HTML, Location=self.path)
-
-    def drip(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
-        while True:
-            self.wfile.write(b" ")
-            self.wfile.flush()
-            time.sleep(0.05)
-
-    def hang(self) -> None:
-        time.sleep(3600)
-
-    def reset(self) -> None:
-        self.close_connection = True
-        self.connection.close()
-
-    def _send(self, status: int, content_type: str, body: bytes, **headers: str) -> None:
+    def _send(self, status: int, content_type: str, body: bytes, num_bytes: int = 0) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(num_bytes or len(body)))
+        if status == 302:
+            self.send_header("Location", self.path)
         self.end_headers()
         self.wfile.write(body)
 

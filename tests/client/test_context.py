@@ -1,7 +1,5 @@
 """Threads, pools and tasks started inside a session are in its job; others are not."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The background sender: order, retries within a bound, drops, no waiting."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each row runs one agent twice, in processes of its own: bare, and in a session w
 server's process is killed, started again, stopped and continued between its calls.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -127,8 +125,8 @@ GATEWAY = ("InternalServerError",) * 3
 TIME_OUT = ("APITimeoutError",) * 3
 NO_CONNECTION = ("APIConnectionError",) * 3
 FAULTS = [
-    Fault("a router answers our routes with 502", ours="bad_gateway"),
-    Fault("a router answers all with 502", "bad_gateway", "bad_gateway", expected=GATEWAY),
+    Fault("a router answers our routes with 502", ours="bad gateway"),
+    Fault("a router answers all with 502", "bad gateway", "bad gateway", expected=GATEWAY),
     Fault("a router answers our routes with HTML", ours="html"),
     Fault("a router answers all with HTML", "html", "html", expected=("str",) * 3),
     Fault("our routes redirect for ever", ours="redirect"),

@@ -1,7 +1,5 @@
 """A job: its turns' numbers, its tools, reported and carried by the next turn, and its totals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Functions of other packages are replaced when those are imported, and restored."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

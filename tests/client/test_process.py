@@ -1,7 +1,5 @@
 """agentkv in a process: its import, its exit, its forks, and the cost of a call."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Servers without the plugin, slow, refusing or behind a gateway: the agent goes on as ever."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging

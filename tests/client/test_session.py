@@ -1,7 +1,5 @@
 """Sessions in all their forms: which calls are tagged, when a job ends, which job is the parent."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import threading
@@ -43,26 +41,6 @@ def test_leaving_releases_the_job(fails: bool, server: ScriptedServer, client: O
             _ = 1 / 0
     server.wait_for(lambda server: server.released == ["django-11451"])
     assert agentkv.current_job() is None
-
-
-def test_a_session_with_a_client_covers_that_client_alone(
-    server: ScriptedServer, client: OpenAI
-) -> None:
-    """job.client and the client are tagged; another client belongs to the session around."""
-    with (
-        OpenAI(base_url=server.base_url, api_key="other") as other,
-        agentkv.session(job_id="around") as around,
-        agentkv.session(client, job_id="a", expected_turns=30, server=client.base_url) as job,
-    ):
-        ask(job.client)
-        ask(client)
-        ask(other)
-    assert [turn.tags for turn in server.turns] == [
-        {"job_id": "a", "parent_job_id": "around", "turn": 1, "expected_turns": 30},
-        {"job_id": "a", "parent_job_id": "around", "turn": 2, "expected_turns": 30},
-        {"job_id": "around", "turn": 1},
-    ]
-    assert (job.summary().turns, around.summary().turns) == (2, 1)
 
 
 def test_nested_sessions_have_the_outer_one_as_parent(

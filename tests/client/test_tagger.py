@@ -1,7 +1,5 @@
 """Every way to ask a model over httpx is one turn, tagged by headers; the reply stays the same."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib
@@ -506,11 +504,12 @@ def test_subclasses_of_the_clients_are_followed(server: ScriptedServer) -> None:
 @pytest.mark.parametrize("module", ["httpx", "httpx2"])
 @pytest.mark.parametrize("name", ["Client", "AsyncClient"])
 async def test_a_session_takes_http_clients(module: str, name: str, server: ScriptedServer) -> None:
-    """job.client is of the same kind; it and the client are tagged, another client is not."""
+    """job.client is of the same kind; it and the client are tagged, another client is not, but
+    belongs to the session around."""
     kind = getattr(pytest.importorskip(module), name)
     client, other = kind(headers={"X-Note": "n"}), kind()
     url = f"{server.base_url}/chat/completions"
-    with agentkv.session(client, job_id="a") as job:
+    with agentkv.session(job_id="around"), agentkv.session(client, job_id="a") as job:
         assert isinstance(job.client, kind)
         await resolved(other.post(url, json=CHAT))
         await resolved(client.post(url, json=CHAT))
@@ -521,7 +520,7 @@ async def test_a_session_takes_http_clients(module: str, name: str, server: Scri
     for one in (client, other):
         await resolved((getattr(one, "aclose", None) or one.close)())
     tags = [(turn.tags.get("job_id"), turn.tags.get("turn")) for turn in server.turns]
-    assert tags == [(None, None), ("a", 1), ("a", 2), (None, None)]
+    assert tags == [("around", 1), ("a", 1), ("a", 2), (None, None)]
     assert server.requests[-1].headers["x-note"] == "n"
 
 
