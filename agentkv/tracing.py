@@ -67,9 +67,10 @@ def open_trace(job_id: str, parent_job_id: str | None) -> JobTrace | None:
 
 
 @functools.cache
-def _opener() -> Callable[[str, str | None], Any]:
+def _opener() -> Callable[..., Any]:
     try:
-        return importlib.import_module("agentkv.integrations.opentelemetry").open_trace
+        module = importlib.import_module("agentkv.integrations.opentelemetry")
+        return cast(Callable[..., Any], module.open_trace)
     except Exception as error:
         logger.warning(
             "agentkv: no spans, since OpenTelemetry cannot be imported (%s): run "

@@ -521,7 +521,7 @@ async def test_a_session_takes_http_clients(module: str, name: str, server: Scri
         await resolved((getattr(one, "aclose", None) or one.close)())
     tags = [(turn.tags.get("job_id"), turn.tags.get("turn")) for turn in server.turns]
     assert tags == [("around", 1), ("a", 1), ("a", 2), (None, None)]
-    assert server.requests[-1].headers["x-note"] == "n"
+    assert server.turns[-1].headers["x-note"] == "n"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # litellm's own

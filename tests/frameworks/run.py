@@ -55,6 +55,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 TRAINERS: tuple[str, ...] = (
     *("openrlhf", "openpipe-art", "ray", "polars", "peft", "torchdata", "loguru", "jaxtyping"),
+    "pylatexenc",
 )
 """What their trainers' loops import, without GPU and vLLM. They pin versions of torch that no other
 package here has, so they come without dependencies, next to the packages of this environment."""

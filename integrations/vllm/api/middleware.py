@@ -260,7 +260,7 @@ def _collect(
             else read_tags(place, passed_over, flags_as_numbers=takes_numbers)
         )
         found |= tags.as_fields()
-    return add_foreign(Tags(**found), places, headers)  # type: ignore[arg-type]
+    return add_foreign(Tags(**found), places, headers)
 
 
 def _as_xargs(tags: Tags) -> dict[str, str | int | float]:

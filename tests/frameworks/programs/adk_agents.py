@@ -51,6 +51,7 @@ def helper(**options: Any) -> LlmAgent:
 main(
     {
         "stream": lambda: run(stream=True),
+        "parallel": lambda: run("PLAN-parallel"),
         "children": lambda: run("PLAN-delegate", tools=[AgentTool(helper())]),
         "handoff": lambda: run("PLAN-transfer", sub_agents=[helper()]),
     },
