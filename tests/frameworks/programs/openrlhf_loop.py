@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
+import httpx
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from program import BASE_URL, main, shell_async
@@ -26,11 +26,9 @@ class TwoSteps(AgentInstanceBase):
 class Engine:
     async def generate(self, prompt_token_ids: list[int], params: Any, **_: Any) -> Any:
         body = {"model": "tiny", "prompt": prompt_token_ids, "max_tokens": 4}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{BASE_URL}/completions", json=body) as answer,
-        ):
-            text = (await answer.json())["choices"][0]["text"]
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{BASE_URL}/completions", json=body)
+        text = answer.json()["choices"][0]["text"]
         output = SimpleNamespace(token_ids=[1, 2], text=text, finish_reason="stop", logprobs=None)
         return SimpleNamespace(outputs=[output])
 
