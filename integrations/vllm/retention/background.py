@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 MAX_WAITING_TASKS = 1000
 """Tasks that may wait for the background thread, of 16 KiB at most each."""
@@ -24,23 +23,12 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(slots=True)
-class _ClientTasks:
-    """The tasks of one client that wait, each with what to call if it is dropped."""
-
-    soon: deque[tuple[Task, Task]] = field(default_factory=deque)
-    later: deque[tuple[Task, Task]] = field(default_factory=deque)
-
-    def __len__(self) -> int:
-        return len(self.soon) + len(self.later)
-
-
 class BackgroundWorker:
     """Does tasks: at once in the caller, or, once started, in a thread of its own.
 
     There clients take turns, one task each, so that none waits for all tasks of another. Those of
-    one client are done in order, but what can wait after the rest. Of more than MAX_WAITING_TASKS
-    the newest of the client that has most is dropped.
+    one client are done in order. Of more than MAX_WAITING_TASKS the newest of the client that has
+    most is dropped.
     """
 
     def __init__(
@@ -50,8 +38,9 @@ class BackgroundWorker:
         thread, when it has something for the main thread."""
         self.wake = wake
         self._guard = guard
-        self._lines: OrderedDict[str | None, _ClientTasks] = OrderedDict()
-        """Of clients with a task, the one whose turn is next first."""
+        self._lines: OrderedDict[str | None, deque[tuple[Task, Task]]] = OrderedDict()
+        """Tasks of each client that has some, with what to call if one is dropped; the client whose
+        turn is next first."""
         self._num_waiting = 0
         self._changed = threading.Condition()
         """Held to look at the two above, for microseconds."""
@@ -67,14 +56,7 @@ class BackgroundWorker:
         self._thread = threading.Thread(target=self._run, name="agentkv-background", daemon=True)
         self._thread.start()
 
-    def do(
-        self,
-        task: Task,
-        client: str | None = None,
-        *,
-        can_wait: bool = False,
-        or_else: Task = _nothing,
-    ) -> None:
+    def do(self, task: Task, client: str | None = None, *, or_else: Task = _nothing) -> None:
         """Do a task of a client (None: the engine's own), now or soon.
 
         `or_else` is called in its stead if it is dropped, by this call or a later one. Never waits
@@ -85,14 +67,12 @@ class BackgroundWorker:
             return
         dropped = _nothing
         with self._changed:
-            line = self._lines.setdefault(client, _ClientTasks())
-            (line.later if can_wait else line.soon).append((task, or_else))
+            self._lines.setdefault(client, deque()).append((task, or_else))
             self._num_waiting += 1
             if self._num_waiting > MAX_WAITING_TASKS:
                 # of equals the one that asks, or clients without number would drop each other's
                 most = max(self._lines, key=lambda each: (len(self._lines[each]), each == client))
-                line = self._lines[most]
-                _, dropped = (line.later or line.soon).pop()
+                _, dropped = self._lines[most].pop()
                 self._taken_from(most)
             self._changed.notify()
         dropped()
@@ -107,7 +87,7 @@ class BackgroundWorker:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
                 client, line = next(iter(self._lines.items()))
-                task, _ = (line.soon or line.later).popleft()
+                task, _ = line.popleft()
                 self._lines.move_to_end(client)
                 self._taken_from(client)
             self._guard(task)

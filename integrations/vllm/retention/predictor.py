@@ -108,8 +108,6 @@ class ReadReply:
     """What may be shown of it: finding that takes as long as ten decisions."""
     blocking: Awaited | None = None
     prediction: Prediction | None = None
-    is_read: bool = True
-    """False if too many tasks waited."""
 
 
 class DurationService:
@@ -175,7 +173,7 @@ class DurationService:
             self._worker.wake()
 
         def refuse() -> None:
-            self.answers.append(ReadReply(key, told_by, is_read=False))
+            self.answers.append(ReadReply(key, told_by))
 
         self._worker.do(answer, client, or_else=refuse)
 
@@ -190,7 +188,7 @@ class DurationService:
             self._worker.wake()
 
     def observe(self, ran: Awaited, duration_s: float, client: str = "") -> None:
-        """Learn how long a client's agent waited, once its questions are answered."""
+        """Learn how long a client's agent waited."""
         predictor = self.predictor
         if predictor is None:
             return
@@ -203,7 +201,7 @@ class DurationService:
                 self._has_news = True
                 self._worker.wake()
 
-        self._worker.do(learn, client, can_wait=True)
+        self._worker.do(learn, client)
 
     @property
     def next_save_s(self) -> float | None:

@@ -140,7 +140,7 @@ class PinDecisions:
             if job is None:
                 continue
             self._stop_awaiting(job)
-            has_no_call = job.is_inferred and answer.is_read and answer.command is None
+            has_no_call = job.is_inferred and answer.command is None
             if has_no_call:
                 without_tool.append(job)
             if has_no_call and not job.goes_on_without_call:

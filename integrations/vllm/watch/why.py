@@ -231,7 +231,7 @@ class MissWatcher:
             known = left.token_ids, left.num_prompt_tokens, left.first_prompt_tokens
             difference = Difference(same_tokens, within, *known, prompt.token_ids)
             describe, forget = partial(self._describe, miss, difference), self._may_wait.release
-            self._worker.do(describe, turn.job.client, can_wait=True, or_else=forget)
+            self._worker.do(describe, turn.job.client, or_else=forget)
         return miss
 
     def _add_miss(self, record: JobRecord, reason: MissReason, num_tokens: int) -> None:
