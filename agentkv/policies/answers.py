@@ -48,7 +48,6 @@ CHECKS: Mapping[str, AnswerCheck] = {
     "undecided_ttl": AnswerCheck(TTL, _is_ttl),
     "decide": AnswerCheck(Decision, _is_decision),
     "held_tokens": _AMOUNT,
-    "offloaded_tokens": _AMOUNT,
     "pins_that_yield": AnswerCheck(object, _are_pins),
     "rank": _RANK,
     "victim_rank": _RANK,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv.durations import Prediction
 from agentkv.durations.ttl import TTL, ContinuumTTL
@@ -95,52 +95,36 @@ class Pressure:
         return True
 
 
-class EngineView(Protocol):
-    """Shows the engine to a policy; each property is O(1) but for what is iterated."""
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """Shows the engine to a policy; each look is O(1) but for what is iterated."""
+
+    clock: Callable[[], float]
+    count_free_blocks: Callable[[], int]
+    num_blocks: int
+    """Blocks of the pool."""
+    block_tokens: int
+    jobs: Iterable[Job]
+    """Jobs that are remembered, the longest idle first."""
+    job: Callable[[str], Job | None]
+    """Returns the job of this name, or None if it is not remembered."""
+    turns: Collection[Turn]
+    """Turns in the engine; `admitted_s` is None while one waits for its first blocks."""
+    pins: Collection[Pin[Any]]
+    """The KV that is pinned for jobs whose tool runs."""
+    service: Mapping[str, float]
+    """What each client (`Job.client`) was served: tokens computed of prompts, and twice those
+    generated. A client that comes back is lifted to the least of those that have a request."""
 
     @property
     def now_s(self) -> float:
         """Seconds on a monotonic clock."""
-        ...
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool."""
-        ...
+        return self.clock()
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, cached prefixes among them."""
-        ...
-
-    @property
-    def block_tokens(self) -> int: ...
-
-    @property
-    def jobs(self) -> Iterable[Job]:
-        """Jobs that are remembered, the longest idle first."""
-        ...
-
-    def job(self, job_id: str) -> Job | None:
-        """The job of this name, or None if it is not remembered."""
-        ...
-
-    @property
-    def turns(self) -> Collection[Turn]:
-        """Turns in the engine; `admitted_s` is None while one waits for its first blocks."""
-        ...
-
-    @property
-    def pins(self) -> Collection[Pin[Any]]:
-        """The KV that is pinned for jobs whose tool runs."""
-        ...
-
-    @property
-    def service(self) -> Mapping[str, float]:
-        """What each client (`Job.client`) was served: tokens computed of prompts,
-        and twice those generated. A client that comes back is lifted to the least of those that
-        have a request."""
-        ...
+        return self.count_free_blocks()
 
 
 class Policy:
@@ -197,11 +181,6 @@ class Policy:
         """Whether the rules follow the ends of turns: `turn_finished` is overridden."""
         return type(self).turn_finished is not Policy.turn_finished
 
-    @functools.cached_property
-    def limits_offloading(self) -> bool:
-        """Whether a tier may get only a part: `offloaded_tokens` is overridden."""
-        return type(self).offloaded_tokens is not Policy.offloaded_tokens
-
     def __init__(self, settings: Settings, pool_tokens: int) -> None:
         """`settings` are of `settings_class`; `pool_tokens` is the size of the KV pool."""
         self.settings = settings
@@ -254,15 +233,6 @@ class Policy:
         and the engine would wait for ever.
         """
         return pins
-
-    def offloaded_tokens(self, turn: Turn) -> float:
-        """Return how many tokens of a turn's context, from the first on, vLLM's OffloadingConnector
-        copies to its tier; what earlier turns left there stays.
-
-        Asked when the turn arrives, since vLLM copies each block once it is computed. A smaller
-        `max_offload_tokens` of the client's own counts.
-        """
-        return math.inf
 
     # Order: of waiting turns, and of running ones when one must be preempted
 

@@ -60,18 +60,6 @@ ENDINGS: Mapping[PinEnd, Ending] = {
 }
 
 
-def endings_table() -> str:
-    """The table of `ENDINGS` in Markdown, as the page about missed turns shows it."""
-    lines = [
-        "| what ended the pin | in words | what the miss says | what a listener hears |",
-        "|---|---|---|---|",
-    ]
-    for end, (miss, free, words) in ENDINGS.items():
-        said, heard = (f"`{each}`" if each else "nothing" for each in (miss, free))
-        lines.append(f"| `{end}` | {words} | {said} | {heard} |")
-    return "\n".join(lines)
-
-
 @dataclass(slots=True)
 class Pin(Generic[Block]):
     """The blocks of one job's finished turn, kept out of the free queue."""

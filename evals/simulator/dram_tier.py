@@ -68,9 +68,6 @@ class DramTier:
 class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes count as Any
     """The scheduler's side of the tier."""
 
-    takes_offload_limit = True
-    """It heeds `max_offload_tokens`, as vLLM's OffloadingConnector does."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tier = DramTier(0)
@@ -132,10 +129,8 @@ class DramConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes
         return False, None
 
     def _store(self, request: Any, num_tokens: int) -> None:
-        limit_tokens = (request.kv_transfer_params or {}).get("max_offload_tokens", num_tokens)
         first = self._num_stored.get(request.request_id, 0)
-        last = min(num_tokens, limit_tokens) // self._block_tokens
-        blocks = request.block_hashes[first:last]
+        blocks = request.block_hashes[first : num_tokens // self._block_tokens]
         self._num_stored[request.request_id] = first + len(blocks)
         if new := self.tier.put(blocks):
             self.stores.append(new)

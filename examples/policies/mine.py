@@ -25,6 +25,6 @@ class Mine(Policy):
     #   rank(turn, *, is_preempted, is_pinned)    the order of waiting turns
     #   victim_rank(turn), sorts_running()        who is preempted
     #   why_hold_back(request), why_wait(turn)    which new jobs, and which returning turns, wait
-    #   max_overtakes(num_turns), pressure_s(cost), held_tokens(cost), offloaded_tokens(turn)
+    #   max_overtakes(num_turns), pressure_s(cost), held_tokens(cost)
     #   turn_finished(turn, served_s), job_ended(job), tick()    what happens
     # It may look at `self.engine` (now_s, num_free_blocks, jobs, turns, pins) and `self.settings`.

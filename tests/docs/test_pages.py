@@ -19,7 +19,7 @@ import pytest
 from agentkv.coding_agents import settings_of
 from agentkv.integrations.vllm.watch.counters import COUNTERS, HISTOGRAMS
 from agentkv.policies.names import STOCK_POLICIES, default_settings, read_settings
-from agentkv.policies.pins import endings_table
+from agentkv.policies.pins import ENDINGS, PIN_ENDS
 from agentkv.protocol.foreign import SOURCES
 from agentkv.server.process import HTTPProcess, ServerProcess, free_port
 from tests.forks import forked_commands
@@ -230,7 +230,13 @@ def test_the_settings_page_has_each_setting_with_its_default() -> None:
 def test_the_page_on_missed_turns_has_the_table_of_ends() -> None:
     """What ended a hold, what a miss says and what listeners hear stand as the code has them."""
     page = (DOCS / "how-to/why-a-turn-missed.md").read_text(encoding="utf-8")
-    assert f"\n{endings_table()}\n" in page
+    rows = ["| what ended the pin | in words | what the miss says | what a listener hears |"]
+    rows.append("|---|---|---|---|")
+    for end in PIN_ENDS:
+        miss, free, words = ENDINGS[end]
+        said, heard = (f"`{each}`" if each else "nothing" for each in (miss, free))
+        rows.append(f"| `{end}` | {words} | {said} | {heard} |")
+    assert "\n{}\n".format("\n".join(rows)) in page
 
 
 def test_the_page_of_wire_fields_has_the_table_of_foreign_ones() -> None:

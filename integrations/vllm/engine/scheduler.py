@@ -101,9 +101,6 @@ class RetainingScheduler(seam.SchedulerSeam):
         self._timer = StepTimer(self.retention.costs.step_time, self)
         self._decoder = ReplyDecoder(self.vllm_config.model_config)
         self._parser = ReplyParser(self.vllm_config, self._decoder)
-        self._limits_offloading = (
-            self.retention.policy.limits_offloading and seam.takes_offload_limit(self)
-        )
         self._num_left_waiting = 0
         self._sent_gauges: tuple[int, int, bool] | None = None
 
@@ -167,9 +164,7 @@ class RetainingScheduler(seam.SchedulerSeam):
         tags, passed_over = tags_of(request)
         if passed_over:
             self.watchers.counters.add("bad_tags_total")
-        turn = self.retention.request_arrived(arriving(request, tags))
-        if turn is not None and self._limits_offloading:
-            seam.limit_offloading(request, self.retention.policy.offloaded_tokens(turn))
+        self.retention.request_arrived(arriving(request, tags))
 
     # A step: places, then vLLM's own schedule(), then what it did
 

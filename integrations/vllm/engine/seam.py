@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -419,32 +418,6 @@ def hit_tokens(scheduler: Scheduler) -> int:
 def drops_last_block(scheduler: Scheduler) -> bool:
     """Whether the last block of every prefix hit is recomputed, as EAGLE needs it (S:287)."""
     return bool(scheduler.use_eagle_block_drop)
-
-
-def takes_offload_limit(scheduler: Scheduler) -> bool:
-    """Whether requests may say how many of their tokens go to the KV connector's tier.
-
-    vLLM's OffloadingConnector lets them, and connectors that have `takes_offload_limit`; others may
-    take the field for something else. Not with recurrent layers: there a limit below what vLLM
-    hands over trips an assertion of its own (offloading/scheduler.py:1446).
-    """
-    connector = type(scheduler.connector)
-    is_vllms = connector.__name__ == "OffloadingConnector"
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    is_recurrent = any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
-    return not is_recurrent and bool(getattr(connector, "takes_offload_limit", is_vllms))
-
-
-def limit_offloading(request: Request, num_tokens: float) -> None:
-    """Let the tier get no more than a new request's first `num_tokens`; a smaller limit stays.
-
-    For before `add_request`, in which the connector reads it (offloading/scheduler.py:405).
-    """
-    params = request.kv_transfer_params or {}
-    given = params.get("max_offload_tokens")
-    is_limited = type(given) is int and 0 <= given <= num_tokens
-    if num_tokens != math.inf and not is_limited:
-        request.kv_transfer_params = {**params, "max_offload_tokens": int(num_tokens)}
 
 
 class OffloadingTier:

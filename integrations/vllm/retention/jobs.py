@@ -1,4 +1,4 @@
-"""All jobs that the engine remembers, and the engine as its policy may look at it.
+"""All jobs that the engine remembers.
 
 Kept by RetentionManager; times are seconds on the caller's monotonic clock.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from agentkv.policies.jobs import Job, Prompt, Turn
-from agentkv.policies.pins import Pin
 from agentkv.protocol import JobKey
-
-from . import Host
 
 MAX_SUB_AGENTS = 4
 """Sub-agents that share their parent's place in the queue at a time; a further one is a new job."""
@@ -53,11 +50,6 @@ class FairStore(Generic[Value]):
         self._values.move_to_end(key)
         of_client.move_to_end(key)
         return self.pop(next(iter(self.of_most()))) if len(self._values) > self._most else None
-
-    def move_to_end(self, key: Any) -> None:
-        """Make a value the newest."""
-        self._values.move_to_end(key)
-        self.by_client[key.client].move_to_end(key)
 
     def of(self, client: str | None) -> OrderedDict[Any, Value]:
         """The values of a client, or of all."""
@@ -172,31 +164,3 @@ class JobTable(FairStore[Job]):
 
 def _idle_among(jobs: Iterable[Job]) -> Iterator[Job]:
     return (job for job in itertools.islice(jobs, MAX_LOOKED_AT) if not job.live)
-
-
-class RetainedEngine:
-    """Shows the engine to its policy: an EngineView."""
-
-    def __init__(
-        self,
-        host: Host,
-        jobs: JobTable,
-        pins: Collection[Pin[Any]],
-        service: Mapping[str, float],
-    ) -> None:
-        self.num_blocks = host.pool.num_blocks
-        self.block_tokens = host.pool.block_tokens
-        self.jobs: Iterable[Job] = jobs
-        self.turns: Collection[Turn] = jobs.turns.values()
-        self.pins = pins
-        self.service = service
-        self.job = jobs.get
-        self._host = host
-
-    @property
-    def now_s(self) -> float:
-        return self._host.clock()
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._host.num_free_blocks()

@@ -18,7 +18,7 @@ from agentkv.durations.ttl import TTL
 from agentkv.guard import Fault
 from agentkv.listeners import FreeReason
 from agentkv.policies.answers import GuardedPolicy
-from agentkv.policies.base import Policy
+from agentkv.policies.base import EngineView, Policy
 from agentkv.policies.forecast import SharedPrefix
 from agentkv.policies.jobs import Context, Job, Prompt, Turn
 from agentkv.policies.pins import Pin, PinEnd
@@ -32,7 +32,7 @@ from .background import BackgroundWorker
 from .conversations import Conversations
 from .costs import RestoreCostModel
 from .inference import JobInference, ParentInference, Silences
-from .jobs import JobTable, RetainedEngine
+from .jobs import JobTable
 from .pins import PinManager
 from .predictor import DurationService, Reply
 from .tool_signals import PinDecisions
@@ -78,8 +78,18 @@ class RetentionManager:
         self.decisions = PinDecisions(
             policy, self.predictor, self._pin_manager, self.costs, stream, clock
         )
-        service = self.admission.shares.service.view
-        policy.bind(RetainedEngine(host, self.jobs, self.pins, service))
+        view = EngineView(
+            clock=clock,
+            count_free_blocks=host.num_free_blocks,
+            num_blocks=pool.num_blocks,
+            block_tokens=pool.block_tokens,
+            jobs=self.jobs,
+            job=self.jobs.get,
+            turns=self.jobs.turns.values(),
+            pins=self.pins,
+            service=self.admission.shares.service.view,
+        )
+        policy.bind(view)
 
     def start(self) -> None:
         """Read and predict in the background from now on, where anything is read."""
@@ -93,11 +103,10 @@ class RetentionManager:
 
     # A request arrives
 
-    def request_arrived(self, request: ArrivingRequest) -> Turn | None:
+    def request_arrived(self, request: ArrivingRequest) -> None:
         """Take a request in, as a turn of the job that it names or goes on from, as a side request
-        of that job, or as one of no job. Returns the turn; None without a job."""
+        of that job, or as one of no job."""
         self.apply_predictions()
-        name, client = request.request_id, request.client
         prompt, tags = request.prompt, request.tags
         job_id, is_side_request = tags.job_id, False
         if job_id is not None and prompt is not None:
@@ -110,34 +119,25 @@ class RetentionManager:
                 is_side_request = True
                 self.decisions.renew(job)
         if job_id is None and prompt is not None:
-            job_id = self.inference.job_id_of(name, prompt, client)
-        if job_id is None or prompt is None:
-            order = next(self.arrivals)
-            self.admission.request_arrived(name, order, request.num_prompt_tokens, client)
-            return None
-        return self._turn_arrived(
-            name,
-            job_id,
-            tags,
-            prompt=prompt,
-            priority=request.priority,
-            is_side_request=is_side_request,
-        )
+            job_id = self.inference.job_id_of(request.request_id, prompt, request.client)
+        if job_id is not None and prompt is not None:
+            self._turn_arrived(request, job_id, tags, prompt, is_side_request=is_side_request)
+            return
+        order, num_tokens = next(self.arrivals), request.num_prompt_tokens
+        self.admission.request_arrived(request.request_id, order, num_tokens, request.client)
 
     def _turn_arrived(
         self,
-        request_id: str,
+        request: ArrivingRequest,
         job_id: str,
         tags: Tags,
-        *,
         prompt: Prompt,
-        priority: int,
+        *,
         is_side_request: bool,
-    ) -> Turn:
-        """Register a turn of a job, which is inferred unless `tags` name it; `priority` is the
-        client's, lower first."""
+    ) -> None:
+        """Register a turn of a job, which is inferred unless `tags` name it."""
         now_s, num_prompt_tokens = self._clock(), len(prompt.token_ids)
-        order = next(self.arrivals)
+        request_id, order = request.request_id, next(self.arrivals)
         job = self.jobs.get(job_id)
         lender = None if tags.parent_job_id is None else self.jobs.lender(tags.parent_job_id, job)
         is_first = lender is None and (job is None or not job.has_run)
@@ -156,7 +156,7 @@ class RetentionManager:
             lender.borrowers[job_id] = job
         # Among several clients a priority can only put a job behind others.
         best = 0 if self.admission.shares.are_many else -MAX_PRIORITY
-        job.priority = max(best, min(priority, MAX_PRIORITY))
+        job.priority = max(best, min(request.priority, MAX_PRIORITY))
         is_known = job.decision is not None and job.decision.command is not None
         is_repeat = is_known and job.is_repeated_by(prompt)
         is_new = not is_side_request and job.take_tags(tags, prompt)
@@ -183,7 +183,6 @@ class RetentionManager:
             self._hold_for_parents(job)
         if self.jobs.may_forget(now_s):  # not before: the job may be the one that is idle
             self.forget_idle_jobs()
-        return turn
 
     def _find_parent(self, turn: Turn, now_s: float) -> None:
         if not turn.is_first:

@@ -9,7 +9,6 @@ import pytest
 
 from agentkv.evals.simulator.dram_tier import DramTier
 from agentkv.evals.workload.plans import Workload
-from agentkv.policies import Policy, Turn
 
 from .simulated import job, machine, random_jobs, simulate
 
@@ -75,21 +74,6 @@ def test_a_turn_waits_until_its_context_has_been_copied_out() -> None:
     assert turn.sent_s < copy_s
     assert turn.cached_tokens == 2004 // 16 * 16
     assert turn.sent_s + turn.to_first_token_s > copy_s + load_s > 1.5 * copy_s
-
-
-class NothingToTheTier(Policy):
-    """Lets no turn go to the tier."""
-
-    def offloaded_tokens(self, turn: Turn) -> float:
-        return 0
-
-
-def test_a_policy_says_what_goes_to_the_simulated_tier() -> None:
-    """Where none of a turn is copied, nothing can be loaded back, as without a tier."""
-    workload = two_jobs_that_evict_each_other()
-    for name, is_loaded in ((f"{__name__}:NothingToTheTier", False), ("agentkv", True)):
-        _, run = simulate(workload, f"{name}+offload", machine())
-        assert (run.counters["reloads"] > 0) is is_loaded
 
 
 @pytest.mark.parametrize("seed", [0, 1])

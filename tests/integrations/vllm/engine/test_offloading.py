@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from agentkv.integrations.vllm.retention.costs import MIN_EVENTS
-from agentkv.policies import Policy, Turn
 from tests.integrations.vllm.harness import Engine
 from tests.stepped_engine import BLOCK_TOKENS, prompt_of
 
@@ -56,50 +53,6 @@ def test_a_tool_predicted_to_be_long_lets_the_context_go_to_the_tier() -> None:
     assert engine.pinned == {}
     fill_the_pool(engine)
     assert run_turn(engine, [*history, 7])[1] > 0
-
-
-class Limited(Policy):
-    """Lets the first `limit_tokens` of each turn go to the tier."""
-
-    limit_tokens: float = 0
-
-    def offloaded_tokens(self, turn: Turn) -> float:
-        return self.limit_tokens
-
-
-@pytest.mark.parametrize(
-    ("limit_tokens", "given", "num_loaded"),
-    [
-        (math.inf, None, CONTEXT_BLOCKS),
-        (4 * BLOCK_TOKENS + 5, None, 4),
-        (0, None, 0),
-        (4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, 2),
-        (math.inf, 2 * BLOCK_TOKENS, 2),
-        (4 * BLOCK_TOKENS, 8 * BLOCK_TOKENS, 4),
-        (4 * BLOCK_TOKENS, "some", 4),
-        (0, 0, 0),
-    ],
-)
-def test_a_policy_says_what_of_a_turn_goes_to_the_tier(
-    limit_tokens: float, given: object, num_loaded: int
-) -> None:
-    """The head of the context is copied and loaded back; a client's own limit counts if smaller."""
-    policy = type("Limited", (Limited,), {"limit_tokens": limit_tokens})
-    engine = Engine(policy_class=policy, num_blocks=40, offload_bytes=DRAM_BYTES)
-    tags = {} if given is None else {"kv_transfer_params": {"max_offload_tokens": given}}
-    engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), job_id="job", **tags)
-    engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
-    prompt = [*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7]
-    assert run_turn(engine, prompt) == (num_loaded * BLOCK_TOKENS, num_loaded)
-
-
-def test_other_requests_go_to_the_tier_as_stock_has_it() -> None:
-    """A limit is a matter of jobs."""
-    engine = Engine(policy_class=Limited, num_blocks=40, offload_bytes=DRAM_BYTES)
-    engine.turn(prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS))
-    engine.turn(prompt_of(38 * BLOCK_TOKENS, salt=20))
-    engine.turn([*prompt_of(CONTEXT_BLOCKS * BLOCK_TOKENS), 7])
-    assert engine.num_blocks_loaded == CONTEXT_BLOCKS
 
 
 def come_back_often(engine: Engine) -> None:

@@ -104,8 +104,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "never lets its pins go": {"pins_that_yield": lambda *args: []},
     "takes 110 ms to answer": {"undecided_ttl": is_slow},
     "holds a part that is no number": {"held_tokens": lambda *args: None},
-    "offloads less than nothing": {"offloaded_tokens": lambda *args: -1.0},
-    "offloads a part that is no number": {"offloaded_tokens": lambda *args: float("nan")},
     "fails where turns end": {"turn_finished": raises},
     "fails at its start": {"bind": raises},
 }
@@ -114,8 +112,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
 def test_a_policy_that_fails_costs_decisions_and_nothing_else(faults: dict[str, Any]) -> None:
     """Where an answer cannot be used stock's takes its place; all turns end, blocks come back."""
-    tier = {"offload_bytes": 64 * 1024**2} if "offloaded_tokens" in faults else {}
-    engine = Engine(policy_class=type("Bad", (Holds,), faults), num_blocks=40, **tier)
+    engine = Engine(policy_class=type("Bad", (Holds,), faults), num_blocks=40)
     contexts = {job: engine.turn(prompt_of(100, salt=job), job_id=str(job)) for job in range(4)}
     for job, context in contexts.items():
         engine.add([*context, *prompt_of(150, salt=9)], job_id=str(job))

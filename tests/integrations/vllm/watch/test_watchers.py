@@ -11,7 +11,6 @@ from agentkv.errors import InputError, SettingsError
 from agentkv.events import Finished, JobEvent, Unpinned
 from agentkv.guard import MAX_FAULTS
 from agentkv.integrations.vllm.api import engine_side
-from agentkv.policies.pins import ENDINGS, PIN_ENDS, endings_table
 from agentkv.watchers import EventStream, Watcher
 from tests.integrations.vllm.harness import Engine
 from tests.stepped_engine import prompt_of
@@ -99,12 +98,6 @@ def test_without_a_watcher_no_event_is_made() -> None:
     stream = EventStream(lambda watcher, fault: None)
     stream.emit(lambda *fields: made.append(fields) or Finished, 1)  # type: ignore[arg-type]
     assert made == []
-
-
-def test_each_end_of_a_hold_has_its_row() -> None:
-    """The table of the docs has every reason, with what a miss says and what a listener hears."""
-    lines = endings_table().splitlines()
-    assert [line.split("`")[1] for line in lines[2:]] == list(PIN_ENDS) == list(ENDINGS)
 
 
 def test_the_log_is_off_without_readers() -> None:
