@@ -44,7 +44,7 @@ FIRST_RESPONSE: Mapping[str, Any] = {"admission": False, "patience_s": 60.0}
 
 
 class AgentKVSettings(Settings):
-    """What counts for the `agentkv` policy, and how it admits new jobs."""
+    """Sets what counts for the `agentkv` policy, and how it admits new jobs."""
 
     goal: Literal["jobs", "batch"] = "jobs"
     """Shorten the mean job ("jobs"), or the time until the last trajectory of a training step ends
@@ -62,7 +62,7 @@ class AgentKVSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _with_aim(cls, given: Any) -> Any:
-        """Lay what was given over the defaults of the goal."""
+        """Fill what was not given with the defaults of the goal."""
         if not isinstance(given, Mapping):
             return given
         is_batch, is_first = given.get("goal") == "batch", given.get("favour") == "first-response"

@@ -100,7 +100,7 @@ class GuardedPolicy(Policy):
         self.guard.asking("bind", self.rules.bind, super().bind)(engine)
 
     def _is_rank(self, answer: tuple[Any, ...], args: Args) -> bool:
-        """Three numbers that sort behind the place of a starved request."""
+        """Return whether these are three numbers that sort behind a starved request's."""
         least, most = -math.inf, math.inf
         return (
             len(answer) == 3

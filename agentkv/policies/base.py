@@ -30,7 +30,7 @@ PREEMPTED, PINNED, UNPINNED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """An allocation that failed; `turn` is None for a request without a job."""
+    """Describes an allocation that failed; `turn` is None for a request without a job."""
 
     turn: Turn | None
     has_blocks: bool
@@ -46,13 +46,13 @@ class AllocationRequest:
 
     @property
     def runs_alone(self) -> bool:
-        """True if no other request runs, whose end would make room."""
+        """Return whether no other request runs, whose end would make room."""
         return self.num_running <= (1 if self.has_blocks else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A new job that asks for memory, and the pool as it finds it."""
+    """Describes a new job that asks for memory, and the pool as it finds it."""
 
     num_blocks: int
     free_blocks: int
@@ -77,7 +77,7 @@ class Pressure:
         self.is_on = False
 
     def rise(self, now_s: float, lasting_s: float) -> bool:
-        """Turn on for `lasting_s`, since an allocation has failed; True if it was off."""
+        """Turn on for `lasting_s`, since an allocation has failed; return True if it was off."""
         self._until_s = max(self._until_s, now_s + lasting_s)
         self._has_risen = True
         was_on, self.is_on = self.is_on, True
@@ -163,22 +163,22 @@ class Policy:
 
     @functools.cached_property
     def has_admission_control(self) -> bool:
-        """Whether new jobs may have to wait: `why_hold_back` is overridden."""
+        """Return whether new jobs may have to wait: `why_hold_back` is overridden."""
         return type(self).why_hold_back is not Policy.why_hold_back
 
     @functools.cached_property
     def has_gate(self) -> bool:
-        """Whether returning turns may have to wait: `why_wait` is overridden."""
+        """Return whether returning turns may have to wait: `why_wait` is overridden."""
         return type(self).why_wait is not Policy.why_wait
 
     @functools.cached_property
     def holds_parts(self) -> bool:
-        """Whether only a part of a finished turn may be pinned: `held_tokens` is overridden."""
+        """Return whether a pin may hold a part of its turn only: `held_tokens` is overridden."""
         return type(self).held_tokens is not Policy.held_tokens
 
     @functools.cached_property
     def follows_turns(self) -> bool:
-        """Whether the rules follow the ends of turns: `turn_finished` is overridden."""
+        """Return whether the rules follow the ends of turns: `turn_finished` is overridden."""
         return type(self).turn_finished is not Policy.turn_finished
 
     def __init__(self, settings: Settings, pool_tokens: int) -> None:

@@ -20,7 +20,7 @@ may turn out to run something fast."""
 
 
 class ContextServeSettings(ContinuumSettings):
-    """Continuum's, with ContextServe's own layers to predict: people compare against them."""
+    """Adds ContextServe's own layers to Continuum's settings: people compare against them."""
 
     predictor: str = "context_serve"
 

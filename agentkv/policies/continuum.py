@@ -34,7 +34,7 @@ def tool_name(text: str) -> str:
 
 
 class ContinuumSettings(Settings):
-    """Which of Continuum's rules hold, and its numbers."""
+    """Sets which of Continuum's rules hold, and its numbers."""
 
     rules: Literal["paper", "released"] = "paper"
     ttl: Literal["paper", "fixed"] = "paper"

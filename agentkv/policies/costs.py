@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class RestoreCost(NamedTuple):
-    """The cost of restoring one context."""
+    """Prices the restoring of one context."""
 
     num_tokens: float
     """Share of the pool that the context fills, in tokens."""
@@ -23,10 +23,10 @@ class RestoreCost(NamedTuple):
 
     @property
     def alone_s(self) -> float:
-        """Seconds to recompute the context in an otherwise idle engine."""
+        """Return the seconds to recompute the context in an otherwise idle engine."""
         return self.step_s + self.compute_s
 
     @property
     def pool_seconds(self) -> float:
-        """Cost of recomputing the context, in seconds of the whole pool."""
+        """Return the cost of recomputing the context, in seconds of the whole pool."""
         return self.compute_s * self.compute_weight

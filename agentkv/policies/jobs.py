@@ -33,7 +33,7 @@ MAX_RUNNING_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How long a finished turn stays pinned; the fields after `command` say what was predicted."""
+    """Says how long a finished turn stays pinned, and after `command` what was predicted."""
 
     ttl: TTL
     command: str | None = None
@@ -65,8 +65,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a turn sends; `cache_keys` are what its block hashes contain apart from tokens: LoRA and
-    salt. `trace_headers` say to which OpenTelemetry trace it belongs."""
+    """Holds what a turn sends; its block hashes contain `cache_keys` (LoRA, salt) next to tokens.
+    `trace_headers` say to which OpenTelemetry trace it belongs."""
 
     token_ids: Sequence[int]
     block_hashes: list[Any]
@@ -87,7 +87,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a finished turn leaves in the cache: its full blocks, by chained hash.
+    """Says what a finished turn leaves in the cache: its full blocks, by chained hash.
 
     `token_ids` are its prompt, of `num_prompt_tokens`, and its reply.
     """
@@ -115,7 +115,7 @@ class Context:
 
 @dataclass(slots=True)
 class Turn:
-    """One request of a job between its arrival and its end."""
+    """Follows one request of a job from its arrival to its end."""
 
     request_id: str
     job: Job
@@ -156,13 +156,13 @@ class Turn:
 
     @property
     def may_be_held(self) -> bool:
-        """True unless it is known already that its blocks are freed when it ends."""
+        """Return False if it is known already that its blocks are freed when it ends."""
         return not (self.is_last_step or self.is_side_request or self.job.is_released)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningTool:
-    """A tool that the client said has started; its command may be cut or left out."""
+    """Names a tool that the client said has started; its command may be cut or left out."""
 
     command: str
     started_s: float
@@ -172,7 +172,7 @@ class RunningTool:
 
 @dataclass(slots=True)
 class Job:
-    """One agent job: its place in the queue and what its last finished turn left behind."""
+    """Follows one agent job: its place in the queue and what its last finished turn left behind."""
 
     job_id: JobKey
     """Its key in the engine, which says its client, too."""
@@ -252,7 +252,7 @@ class Job:
 
     @property
     def own_id(self) -> str:
-        """The id that its client gave it."""
+        """Return the id that its client gave it."""
         return self.job_id.own_id
 
     @property
@@ -262,7 +262,7 @@ class Job:
 
     @property
     def has_waiting_turn(self) -> bool:
-        """True if a turn of the job waits for its first blocks."""
+        """Return whether a turn of the job waits for its first blocks."""
         return any(turn.admitted_s is None for turn in self.live.values())
 
     def finish_turn(self, now_s: float, context: Context, *, keeps_tool: bool = False) -> int:
@@ -307,7 +307,7 @@ class Job:
         return not self.running
 
     def is_repeated_by(self, prompt: Prompt) -> bool:
-        """True if a prompt is that of the last finished turn, and no other turn is live."""
+        """Return whether a prompt is that of the last finished turn, and no other turn is live."""
         is_idle = self.finished_s is not None and not self.live and not self.was_aborted
         return is_idle and prompt.fingerprint == self.fingerprint
 
@@ -324,7 +324,7 @@ class Job:
         return is_new
 
     def counts_as_new_turn(self, turn: int | None, prompt: Prompt) -> bool:
-        """True if an arriving request is a new turn of the job, not a retry or a sibling.
+        """Return whether an arriving request is a new turn of the job, not a retry or a sibling.
 
         With a `turn` tag, that is a number not seen before; without, a prompt that differs from
         the last one (the children of `n > 1` and a client's retries repeat it) and, if that was

@@ -145,7 +145,7 @@ def _keys(kind: type[Settings]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy of a command; the name spells its settings in one way, however they were written."""
+    """Holds a command's policy; the name spells its settings in one way, however they came."""
 
     name: str
     scheduling_policy: str
@@ -195,7 +195,7 @@ class PolicyChoice:
 
 
 def folder_name(policy: str) -> str:
-    """The name of a folder for a policy's files."""
+    """Return the name of a folder for a policy's files."""
     return re.sub(r"[^\w.+@-]", "-", policy)
 
 

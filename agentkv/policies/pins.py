@@ -37,7 +37,7 @@ MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
 
 
 class Ending(NamedTuple):
-    """What one end of a pin means."""
+    """Says what one end of a pin means."""
 
     miss: MissReason | None
     """What a later turn of the job says that finds its tokens gone; None: it found them."""
@@ -62,7 +62,7 @@ ENDINGS: Mapping[PinEnd, Ending] = {
 
 @dataclass(slots=True)
 class Pin(Generic[Block]):
-    """The blocks of one job's finished turn, kept out of the free queue."""
+    """Keeps the blocks of one job's finished turn out of the free queue."""
 
     job_id: JobKey
     job_order: int
@@ -83,5 +83,5 @@ class Pin(Generic[Block]):
 
     @property
     def ttl_s(self) -> float:
-        """TTL in seconds from the end of the turn."""
+        """Return the TTL in seconds from the end of the turn."""
         return self.expires_s - self.pinned_s

@@ -80,7 +80,7 @@ class Settings(PredictorSettings):
         return tuple(name.lower() for name in given)
 
     def of_engine(self, number: int) -> Self:
-        """The settings of one of several engines, which have files and sockets of their own."""
+        """Return the settings of one of several engines, with files and sockets of its own."""
         own = super().of_engine(number)
         if number and self.kv_socket is not None:
             return own.model_copy(update={"kv_socket": f"{self.kv_socket}.{number}"})

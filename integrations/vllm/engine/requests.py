@@ -127,14 +127,14 @@ class ReplyDecoder:
         self._model_config = model_config
 
     def __call__(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of these tokens, special ones included or not."""
+        """Return the text of these tokens, special ones included or not."""
         if self.tokenizer is None:
             return ""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     @cached_property
     def tokenizer(self) -> Any:
-        """None if there is none."""
+        """Load the tokenizer, once; None if there is none."""
         reason: object = "--skip-tokenizer-init is given"
         tokenizer = None
         try:

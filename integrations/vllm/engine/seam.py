@@ -354,11 +354,11 @@ class SchedulerSeam(Scheduler):
         return len(self.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
     def num_blocks(self) -> int:
-        """All blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
+        """Count all blocks but the null block, as in usage = 1 - free / (blocks - 1)."""
         return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
     def bounds(self) -> dict[str, int]:
-        """The memory, and vLLM's flags that bound batches and contexts."""
+        """Return the memory, and vLLM's flags that bound batches and contexts."""
         config = self.vllm_config.scheduler_config
         specs = (group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups)
         return {
@@ -416,7 +416,7 @@ def hit_tokens(scheduler: Scheduler) -> int:
 
 
 def drops_last_block(scheduler: Scheduler) -> bool:
-    """Whether the last block of every prefix hit is recomputed, as EAGLE needs it (S:287)."""
+    """Return whether the last block of every prefix hit is recomputed, for EAGLE (S:287)."""
     return bool(scheduler.use_eagle_block_drop)
 
 
@@ -430,8 +430,8 @@ class OffloadingTier:
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> OffloadingTier | None:
-        """The scheduler's tier; None without one, and for several, which are not asked: a look-up
-        there may start a transfer (tiering/manager.py)."""
+        """Return the scheduler's tier; None without one, and for several, which are not asked: a
+        look-up there may start a transfer (tiering/manager.py)."""
         side = getattr(scheduler.connector, "connector_scheduler", None)
         if not any(kind.__name__ == "CPUOffloadingManager" for kind in _kinds(side, "manager")):
             return None
@@ -465,7 +465,7 @@ def num_computed_tokens(request: Request) -> int:
 
 
 def is_finished_turn(request: Request) -> bool:
-    """True if a request ended as a turn of its job, not by an abort or an error.
+    """Return whether a request ended as a turn of its job, not by an abort or an error.
 
     Stop strings are found in the API server and reach the scheduler as an abort, like a client's
     disconnect: an aborted request that has `stop` strings and some output counts as finished.
@@ -481,7 +481,7 @@ def is_finished_turn(request: Request) -> bool:
 
 
 def was_left(request: Request) -> bool:
-    """True if a client left a request after its first tokens: what it computed may be used yet."""
+    """Return whether a client left a request after its first tokens: they may be used yet."""
     return request.status == RequestStatus.FINISHED_ABORTED and request.num_output_tokens > 0
 
 
@@ -505,7 +505,7 @@ def engine_number(vllm_config: Any) -> int:
 
 
 def is_first_come_first_served(scheduler: Scheduler) -> bool:
-    """Whether vLLM itself orders by arrival (S:217); `priority` sorts by a field of its own."""
+    """Return whether vLLM orders by arrival (S:217); `priority` sorts by a field of its own."""
     return bool(scheduler.policy == SchedulingPolicy.FCFS)
 
 
@@ -516,7 +516,7 @@ def cache_keys(request: Request) -> tuple[object, object]:
 
 
 def is_paused(scheduler: Scheduler) -> bool:
-    """Whether it starts no request: paused in any mode, or asleep (core.py:921, :959)."""
+    """Return whether it starts no request: paused in any mode, or asleep (core.py:921, :959)."""
     return bool(scheduler.pause_state != PauseState.UNPAUSED)
 
 

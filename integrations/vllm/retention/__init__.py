@@ -32,7 +32,7 @@ class CacheGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """The engine's KV cache blocks."""
+    """Describes the engine's KV cache blocks."""
 
     num_blocks: int
     block_tokens: int
@@ -62,7 +62,7 @@ class KVPool:
 
 
 class ArrivingRequest(NamedTuple):
-    """What a request says when it enters the engine."""
+    """Holds what a request says when it enters the engine."""
 
     request_id: str
     num_prompt_tokens: int
@@ -89,7 +89,7 @@ NO_BLOCKS = KeptBlocks()
 
 
 class Host(Protocol):
-    """What retention asks of the scheduler that it serves."""
+    """Answers what retention asks of the scheduler that it serves."""
 
     @property
     def pool(self) -> KVPool: ...
@@ -129,5 +129,5 @@ class Host(Protocol):
         ...
 
     def wake_at(self, time_s: float) -> None:
-        """Look for expired pins at this time, even if the engine is idle then."""
+        """Wake the engine at this time, even if it is idle then, to look for expired pins."""
         ...

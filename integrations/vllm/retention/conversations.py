@@ -59,7 +59,7 @@ MAX_OTHERS = 64
 
 
 class PromptStart(NamedTuple):
-    """The first tokens of a prompt, known by the hash of their last full block."""
+    """Stands for the first tokens of a prompt, by the hash of their last full block."""
 
     block: int
     block_hash: Any
@@ -70,7 +70,7 @@ class PromptStart(NamedTuple):
     def of(
         cls, prompt: Prompt | Context, num_prompt_tokens: int, num_tokens: int, block_tokens: int
     ) -> PromptStart | None:
-        """The full blocks of its first `num_tokens`; None if they fill none."""
+        """Return the start of full blocks in its first `num_tokens`; None if they fill none."""
         block = min(num_tokens // block_tokens, len(prompt.block_hashes)) - 1
         return cls(block, prompt.block_hashes[block], num_prompt_tokens) if block >= 0 else None
 
@@ -107,7 +107,7 @@ class SimilarRequests:
     """Seconds before its conversations went on, SILENCE_S where they were over."""
 
     def ended(self) -> None:
-        """A request of the kind has ended; so far nothing continues it."""
+        """Count a request of the kind that has ended; so far nothing continues it."""
         self.num_ended += 1
         if self.num_ended > MAX_OUTCOMES:
             self.num_ended, self.num_jobs = self.num_ended // 2, self.num_jobs // 2
@@ -148,7 +148,7 @@ class SimilarRequests:
 
 
 def next_turn_by(gaps: DurationWindow, what: str) -> Prediction | None:
-    """When a conversation goes on, or is over, by MIN_GAPS gaps or more: those of `what`."""
+    """Predict by gaps of `what`, MIN_GAPS or more, when a conversation goes on, or is over."""
     if len(gaps) < MIN_GAPS:
         return None
     explanation = f"{len(gaps)} {what}."
@@ -176,7 +176,7 @@ class OpenTurn:
     def of(
         cls, job: Job, context: Context, kind: SimilarRequests, *, is_first: bool
     ) -> OpenTurn | None:
-        """The turn that ended with this context; None if its prompt fills no block."""
+        """Make the turn that ended with this context; None if its prompt fills no block."""
         tokens, num_prompt_tokens = context.token_ids, context.num_prompt_tokens
         num_fixed_tokens = num_prompt_tokens - MAX_REWRITTEN_TOKENS
         block_tokens = context.block_tokens
@@ -197,7 +197,7 @@ class OpenTurn:
 
     @property
     def has_call(self) -> bool:
-        """A tool call was read in its reply: that the prompt is repeated is proof enough."""
+        """Return whether its reply calls a tool: then repeating its prompt is proof enough."""
         decision = self.job.decision
         return decision is not None and decision.command is not None
 
@@ -237,7 +237,7 @@ class OpenTurn:
 
 
 class OpenTurns:
-    """The open turns of one engine, at most one a job.
+    """Keeps the open turns of one engine, at most one a job.
 
     Those of jobs are kept apart from those of requests that may have opened one, of which any
     traffic leaves many.
@@ -391,5 +391,5 @@ class Conversations:
                 history.others.append(last)
 
     def forget(self, job_id: str) -> None:
-        """The job is over."""
+        """Forget the prompts of a job that is over."""
         self._by_job.pop(job_id, None)

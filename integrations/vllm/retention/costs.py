@@ -74,7 +74,7 @@ class BlocksPerToken:
 
 
 class Step(NamedTuple):
-    """What one engine step computes, and what memory holds meanwhile.
+    """Says what one engine step computes, and what memory holds meanwhile.
 
     For a prompt of n tokens of which h were in the cache or computed before, `prefill_tokens`
     counts n - h and `prefill_squares` n^2 - h^2.

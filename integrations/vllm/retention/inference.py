@@ -75,7 +75,7 @@ def inferred_id(request_id: str, client: str = "") -> JobKey:
 
 
 class KindKey(NamedTuple):
-    """A client's requests with the same first tokens."""
+    """Names a client's requests with the same first tokens."""
 
     client: str
     start: Any
@@ -115,8 +115,8 @@ class JobInference:
     # A request arrives
 
     def job_id_of(self, request_id: str, prompt: Prompt, client: str) -> JobKey | None:
-        """Key of the job that a request without a `job_id` continues or, where such requests do,
-        opens; None if it does neither."""
+        """Return the key of the job that a request without a `job_id` continues or, where such
+        requests do, opens; None if it does neither."""
         block_hashes = prompt.block_hashes
         if not self.is_on or len(block_hashes) <= self._start:
             return None
@@ -182,7 +182,7 @@ class JobInference:
         client: str,
         reply: Callable[[], Reply],
     ) -> None:
-        """A request of no job has finished, and may have opened one: have its reply read."""
+        """Have the reply of a request read that belongs to no job: it may have opened one."""
         if not self.is_on or len(context.block_hashes) <= self._start:
             return
         now_s, kind = self._clock(), self._kind_of(context.block_hashes, client)
@@ -199,7 +199,7 @@ class JobInference:
         self._worker.do(partial(self._look_for_call, turn, reply()), client)
 
     def _look_for_call(self, turn: OpenTurn, reply: Reply) -> None:
-        """In the worker's thread."""
+        """Look whether the reply calls a tool; in the worker's thread."""
         text, self._decode = reply.decode(reply.token_ids[-END_TOKENS:]), reply.decode
         found = None if _CLOSERS.isdisjoint(text) else reply.tool_command()
         if found is not None:
@@ -215,7 +215,7 @@ class JobInference:
                 self.turns.put(turn, self._clock(), is_of_job=True)
 
     def turn_finished(self, job: Job, context: Context) -> None:
-        """A turn of an inferred job has finished, and its reply is being read."""
+        """Remember a finished turn of an inferred job, whose reply is being read."""
         if len(context.block_hashes) <= self._start:
             return
         kind = self._kind_of(context.block_hashes, job.client)
@@ -231,7 +231,7 @@ class JobInference:
     # A job ends
 
     def no_tool_called(self, job: Job, now_s: float) -> None:
-        """The last reply of an inferred job calls no tool: it is over if it does not go on soon."""
+        """End an inferred job whose last reply calls no tool, unless it goes on soon."""
         grace_s = SILENCE_S if job.goes_on_without_call else GRACE_S
         entry = (now_s + grace_s, next(self._numbers), job.num_turns, job)
         heapq.heappush(self._ending, entry)
@@ -257,7 +257,7 @@ class JobInference:
 
 
 class SilenceWindow(DurationWindow):
-    """A client's last silences, of which none is expected to end once it is longer than usual."""
+    """Keeps a client's last silences, and expects none that is longer than usual to end."""
 
     def p_over(self, seconds: float) -> float:
         usual_s = self.quantile_s(USUAL_SHARE * self.share_at_most(GRACE_S))
@@ -281,7 +281,7 @@ class Silences:
         self._first = prediction("uncertain", first, 0.0, "gaps", explanation)
 
     def began(self, job: Job, now_s: float) -> Prediction:
-        """A turn of the job has ended; returns when it goes on."""
+        """Note that a turn of the job has ended; returns when it goes on."""
         self._open[job.job_id] = job
         self._open.move_to_end(job.job_id)
         self._count_overdue(now_s)
@@ -290,7 +290,7 @@ class Silences:
         return learned or self._first
 
     def ended(self, job: Job, now_s: float) -> None:
-        """A turn of the job has arrived."""
+        """Note that a turn of the job has arrived."""
         self._count_overdue(now_s)
         if self._open.pop(job.job_id, None) is job:
             self._count(job, now_s - (job.finished_s or 0.0))
@@ -329,7 +329,7 @@ class ParentInference:
         """When `found` may find one."""
 
     def turn_arrived(self, turn: Turn) -> None:
-        """A turn that opens its job begins a search."""
+        """Begin to search the parent of a job that this turn opens."""
         job, now_s = turn.job, self._clock()
         latest = itertools.islice(reversed(self._jobs.of(job.client).values()), MAX_LOOKED_AT)
         silent = [other for other in latest if other is not job and _is_silent(other, now_s)]
@@ -341,8 +341,8 @@ class ParentInference:
                 del self._searches[next(iter(self._searches))]
 
     def found(self) -> Iterator[tuple[Turn, Job]]:
-        """First turns whose parents are known now, with these. A search goes on while a reply is
-        being read. O(MAX_SEARCHES)."""
+        """Yield first turns whose parents are known now, with these. A search goes on while a reply
+        is being read. O(MAX_SEARCHES)."""
         self.next_s = math.inf
         for request_id, (turn, parents) in list(self._searches.items()):
             still = [job for job, num_turns in parents if self._is_still_silent(job, num_turns)]

@@ -52,11 +52,11 @@ class FairStore(Generic[Value]):
         return self.pop(next(iter(self.of_most()))) if len(self._values) > self._most else None
 
     def of(self, client: str | None) -> OrderedDict[Any, Value]:
-        """The values of a client, or of all."""
+        """Return the values of a client, or of all."""
         return self._values if client is None else self.by_client.get(client, OrderedDict())
 
     def of_most(self) -> OrderedDict[Any, Value]:
-        """The values of the client that has most."""
+        """Return the values of the client that has most."""
         return max(self.by_client.values(), key=len)
 
     def pop(self, key: Any) -> Value | None:
@@ -134,15 +134,15 @@ class JobTable(FairStore[Job]):
 
     @property
     def next_lease_s(self) -> float:
-        """When the lease of the longest idle job is over; infinity without one, or while it has a
-        request in the engine. O(1)."""
+        """Return when the lease of the longest idle job is over; infinity without one, or while it
+        has a request in the engine. O(1)."""
         oldest = next(iter(self), None)
         if oldest is None or oldest.live:
             return math.inf
         return oldest.last_activity_s + self._lease_s
 
     def may_forget(self, now_s: float) -> bool:
-        """True if `next_to_forget` may have a job. O(1)."""
+        """Return whether `next_to_forget` may have a job. O(1)."""
         return len(self) > self._max_jobs or now_s >= self.next_lease_s
 
     def next_to_forget(self, now_s: float) -> Job | None:

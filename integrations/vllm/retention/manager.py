@@ -369,8 +369,8 @@ class RetentionManager:
             self._pin_manager.reschedule(pin)
 
     def _only_turn_ended(self, turn: Turn, reply: Callable[[], Reply] | None) -> None:
-        """Close a job that has no turn in the engine any more, or have the reply of a finished
-        turn read, after which its pin is decided about."""
+        """Close a job whose last turn has left the engine, or have the turn's reply read, by which
+        its pin is decided about."""
         job = turn.job
         if turn.is_last_step or job.is_released:
             self._close(job, "last_step" if turn.is_last_step else "released")
@@ -386,7 +386,7 @@ class RetentionManager:
             self.do_what_is_due()
 
     def _hold_for_parents(self, job: Job) -> None:
-        """A sub-agent goes on: those that wait for it are pinned as if their turns ended now."""
+        """Pin the jobs that wait for a sub-agent, which goes on, as if their turns ended now."""
         for _ in range(MAX_DEPTH):
             parent = self.jobs.get(job.parent_job_id or "")
             if parent is None or parent.live or not self.policy.has_admission_control:

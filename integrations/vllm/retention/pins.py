@@ -61,7 +61,7 @@ class PinTable(Generic[Block]):
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
-        """Schedule a pin's present `expires_s`.
+        """Schedule the end of a pin at its present `expires_s`.
 
         Outdated deadlines stay until they surface; once they outnumber the pins the heap is
         rebuilt, so it holds at most about twice as many entries as there are pins.
@@ -122,7 +122,7 @@ class PinTable(Generic[Block]):
 
     @property
     def next_expiry_s(self) -> float | None:
-        """Time of the earliest expiry still to come; None without pins. Amortised O(log pins)."""
+        """Return when the next pin expires; None without pins. Amortised O(log pins)."""
         while self._deadlines:
             expires_s, job_id = self._deadlines[0]
             pin = self._pins.get(job_id)
@@ -181,7 +181,7 @@ class PinManager:
         self.reschedule(pin)
 
     def reschedule(self, pin: Pin[Any]) -> None:
-        """Schedule a pin's expiry again: it changed, or passed while a turn of the job waited."""
+        """Schedule a pin's expiry again: it changed, or passed while the job's turn waited."""
         self.table.reschedule(pin)
         self._host.wake_at(pin.expires_s)
 

@@ -41,7 +41,7 @@ CommandSource = Literal["client", "reply"]
 
 
 class ToolCommand(NamedTuple):
-    """What a turn's tool calls run."""
+    """Says what a turn's tool calls run."""
 
     command: str
     """The commands, one a line; a tool without a command gives its name."""
@@ -71,7 +71,7 @@ class ToolCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The last tokens of a reply, for the background thread to read."""
+    """Holds the last tokens of a reply, for the background thread to read."""
 
     token_ids: list[int]
     decode: Decode
@@ -81,7 +81,7 @@ class Reply:
     """Gives its calls as the server's own parser finds them; none if the server has none."""
 
     def tool_command(self) -> ToolCommand | None:
-        """What it runs: what the server gives its client, else what our dialects find."""
+        """Return what it runs: what the server gives its client, else what our dialects find."""
         calls = self.parse() or parse_tool_calls(self.text())
         return ToolCommand.of([(call.command or call.name, awaited(call)) for call in calls])
 
@@ -99,7 +99,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ReadReply:
-    """What runs (None: nothing, or not known) and how long it will take."""
+    """Answers what runs (None: nothing, or not known) and how long it will take."""
 
     key: RequestKey
     told_by: CommandSource
@@ -111,7 +111,7 @@ class ReadReply:
 
 
 class DurationService:
-    """One engine's predictor. Called on the main thread, which it never blocks.
+    """Keeps one engine's predictor. Called on the main thread, which it never blocks.
 
     With `predictor_state` it loads that file at start and writes it every `predictor_save_s`. Not
     at shutdown: with its default time-out of 0 s, vLLM kills the engine process at once.
@@ -178,7 +178,7 @@ class DurationService:
         self._worker.do(answer, client, or_else=refuse)
 
     def take(self) -> Iterator[ReadReply]:
-        """The next MAX_TAKEN of the answers that have come in, oldest first, each once.
+        """Yield the next MAX_TAKEN of the answers that have come in, oldest first, each once.
 
         If more are left, the main thread is woken for them. O(1) if there are none.
         """
@@ -205,7 +205,7 @@ class DurationService:
 
     @property
     def next_save_s(self) -> float | None:
-        """When to write the state next; None while there is nothing new, or no file."""
+        """Return when to write the state next; None while there is nothing new, or no file."""
         return self._next_save_s if self._has_news else None
 
     def save_if_due(self) -> None:
@@ -235,5 +235,5 @@ class DurationService:
 
 
 def _read_part(command: str) -> str:
-    """The part of a command that predictors read, 2 KiB at most: long here-documents cut out."""
+    """Return the part of a command that predictors read, without long here-documents."""
     return analyze_command(command[:KEPT_COMMAND_CHARS]).text

@@ -31,7 +31,7 @@ SAME_PLACE: ClientPlace = (False, 0.0)
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A request in the engine, by its client, arrival number and time of arrival."""
+    """Says whose a request in the engine is, when it arrived, and what it has paid for."""
 
     client: str
     order: int
@@ -61,7 +61,7 @@ class ServiceCounters:
         return self._by_client.get(client, self._floor)
 
     def add(self, client: str, amount: float) -> None:
-        """A client was served."""
+        """Charge a client for service."""
         self._by_client[client] = self._by_client.get(client, self._floor) + amount
 
     def waits(self, client: str) -> None:
@@ -87,7 +87,7 @@ class ServiceCounters:
 
 
 class ClientShares:
-    """What each client of one engine holds and has had, compared with its share.
+    """Compares what each client of one engine holds and has had with its share.
 
     A client holds the blocks of its pins, each counted once, and those of its running requests. Its
     share of the pool is an equal part among all clients with a pin or a request in the engine, or
@@ -132,8 +132,8 @@ class ClientShares:
             self.service.left(request.client)
 
     def ended(self, request_id: str, num_tokens: int) -> str:
-        """A request has left the engine, with `num_tokens` of prompt and reply; returns its
-        client."""
+        """Charge for a request that has left the engine, with `num_tokens` of prompt and reply;
+        returns its client."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return ""
