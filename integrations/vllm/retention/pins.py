@@ -29,10 +29,10 @@ class PinTable(Generic[Block]):
         self.get = self._pins.get
         self._deadlines: list[tuple[float, str]] = []
         self._holders: Counter[int] = Counter()
-        self._holders_of: dict[str, Counter[int]] = {}
-        """By client, of pins whose client has a name."""
-        self._num_pins_of: Counter[str] = Counter()
-        self.clients: KeysView[str] = self._num_pins_of.keys()
+        self._of_client: dict[str, dict[str, Pin[Block]]] = {}
+        self._num_blocks_of: dict[str, int] = {}
+        """Of clients whose pins have not changed since somebody asked."""
+        self.clients: KeysView[str] = self._of_client.keys()
         """Clients that have pins."""
         self._newest_first: tuple[Pin[Block], ...] | None = None
         self.num_exclusive_blocks = 0
@@ -55,9 +55,8 @@ class PinTable(Generic[Block]):
         self._newest_first = None
         self.num_exclusive_blocks += pin.num_exclusive_blocks
         self._holders.update(map(id, pin.blocks))
-        self._num_pins_of[pin.job_id.client] += 1
-        if pin.job_id.client:
-            self._holders_of.setdefault(pin.job_id.client, Counter()).update(map(id, pin.blocks))
+        self._num_blocks_of.pop(pin.job_id.client, None)
+        self._of_client.setdefault(pin.job_id.client, {})[pin.job_id] = pin
         heapq.heappush(self._deadlines, (pin.expires_s, pin.job_id))
 
     def reschedule(self, pin: Pin[Block]) -> None:
@@ -76,10 +75,10 @@ class PinTable(Generic[Block]):
         self._newest_first = None
         self.num_exclusive_blocks -= pin.num_exclusive_blocks
         self._let_go(pin, pin.blocks)
-        self._num_pins_of[pin.job_id.client] -= 1
-        if not self._num_pins_of[pin.job_id.client]:
-            del self._num_pins_of[pin.job_id.client]
-            self._holders_of.pop(pin.job_id.client, None)
+        of_client = self._of_client[pin.job_id.client]
+        del of_client[pin.job_id]
+        if not of_client:
+            del self._of_client[pin.job_id.client]
 
     def trim(self, pin: Pin[Block], num_blocks: int) -> Sequence[Block]:
         """Take the last blocks off a pin, which must keep some, and return them."""
@@ -101,13 +100,13 @@ class PinTable(Generic[Block]):
         return self._newest_first
 
     def _let_go(self, pin: Pin[Block], blocks: Sequence[Block]) -> None:
-        of_client = self._holders_of.get(pin.job_id.client)
-        for holders in [self._holders] if of_client is None else [self._holders, of_client]:
-            for block in map(id, blocks):
-                if holders[block] == 1:
-                    holders.pop(block)  # Counter's own `del` is Python, 6,000 times for 100k tokens
-                else:
-                    holders[block] -= 1
+        self._num_blocks_of.pop(pin.job_id.client, None)
+        holders = self._holders
+        for block in map(id, blocks):
+            if holders[block] == 1:
+                holders.pop(block)  # Counter's own `del` is Python, 6,000 times for 100k tokens
+            else:
+                holders[block] -= 1
 
     @property
     def num_blocks(self) -> int:
@@ -115,10 +114,11 @@ class PinTable(Generic[Block]):
         return len(self._holders)
 
     def num_blocks_of(self, client: str) -> int:
-        """Count the blocks pinned by at least one job of a client."""
-        if client:
-            return len(self._holders_of.get(client, ()))
-        return sum(len(pin.blocks) for pin in self if not pin.job_id.client)
+        """Count the blocks pinned by at least one job of a client. O(1) unless they changed."""
+        if client in self._of_client and client not in self._num_blocks_of:
+            pins = self._of_client[client].values()
+            self._num_blocks_of[client] = len({id(block) for pin in pins for block in pin.blocks})
+        return self._num_blocks_of.get(client, 0)
 
     @property
     def next_expiry_s(self) -> float | None:
