@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -87,7 +88,7 @@ def stats(scheduler: RetainingScheduler) -> dict[str, Any]:
             "tool_durations": learned.durations.num_observed,
             "queueing_delay_s": learned.queueing.mean_s,
             "eta": learned.memoryfulness.eta,
-            "prefill_reload_s": costs.step_time.coefficients,
+            "prefill_reload_s": list(astuple(costs.step_time.reload)),
             "compute_worth": costs.step_time.compute_weight,
             "load_token_s": costs.offload.load_token_s,
             "loaded_share": costs.offload.loaded_share,

@@ -120,10 +120,6 @@ class Host(Protocol):
         """Return the KV tier's key of the end of a context with these blocks; None without one."""
         ...
 
-    def is_in_tier(self, tier_key: Any) -> bool:
-        """Return whether the KV tier has what it knows by this key, ready to be loaded."""
-        ...
-
     def rank_changed(self, job_id: str | None) -> None:
         """Give the waiting turns of this job (None: of all) their present place in the queue."""
         ...

@@ -121,11 +121,6 @@ class StepTimeModel:
         with R in pools.
         """
 
-    @property
-    def coefficients(self) -> list[float]:
-        """Seconds of a prefill: constant, per token, per token squared."""
-        return [self.reload.constant_s, self.reload.linear_s, self.reload.quadratic_s]
-
     def observe(self, step: Step, elapsed_s: float) -> None:
         """Record one step and its duration."""
         if not step.prefill_tokens:
