@@ -74,12 +74,9 @@ def first_guess(command: CommandAnalysis) -> FirstGuess:
         if program.name == "wait" and not has_jobs:
             once_s, is_known = UNKNOWN_S, False
         is_wait = program.name == "sleep"
-        seconds = once_s
-        if program.is_repeated and (
-            once_s > _OVERHEAD_S or is_wait
-        ):  # of a small tool it is nothing
-            seconds *= _USUAL_ROUNDS
-        seconds = min(seconds, program.timeout_s or MAX_WAIT_S)
+        # of a small tool a round is nothing
+        rounds = _USUAL_ROUNDS if program.is_repeated and (once_s > _OVERHEAD_S or is_wait) else 1
+        seconds = min(rounds * once_s, program.timeout_s or MAX_WAIT_S)
         if not is_known or (program.is_repeated and (once_s >= 1.0 or is_wait)):
             unknown_s += seconds
         elif is_wait:
