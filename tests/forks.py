@@ -105,8 +105,12 @@ def serve(arguments: Sequence[str]) -> None:
 
 
 def set_environment(environment: Mapping[str, str]) -> None:
+    """Put this environment in place, also for what looked at the one before when imported."""
+    from prometheus_client import values  # vLLM's environment has it
+
     os.environ.clear()
     os.environ.update(environment)
+    values.ValueClass = values.get_value_class()  # one for several API servers
 
 
 def fork_what_would_be_spawned() -> None:
