@@ -69,7 +69,8 @@ test-fast: $(STAMP)
 test-server: $(STAMP)
 	$(PYTEST) tests -m "server and not long"
 
-# What starts many servers: the same output under all policies, features of vLLM, several engines, a slow tier.
+# What starts many servers: the same output under all policies, features of vLLM, several engines, a slow tier;
+# and agents of the frameworks that are installed.
 test-long: $(STAMP)
 	$(PYTEST) tests -m long
 

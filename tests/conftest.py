@@ -58,11 +58,7 @@ SLOW = (
     "tests/evals/simulator/test_workloads.py",
     "tests/evals/simulator/test_simulate.py",
     *("tests/evals/simulator/test_dram_tier.py", "tests/evals/workload/test_kinds.py"),
-    *(
-        "tests/evals/traces/test_event_logs.py::test_a_simulated",
-        "tests/frameworks",
-        "tests/studies",
-    ),
+    *("tests/evals/traces/test_event_logs.py::test_a_simulated", "tests/studies"),
     *("tests/integrations/test_opentelemetry.py", "tests/integrations/vllm/api/test_page.py"),
     "tests/integrations/vllm/api/test_folding.py::test_any_object_comes_through",
     "tests/integrations/vllm/engine/test_tier_leaks.py",

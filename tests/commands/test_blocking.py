@@ -97,7 +97,10 @@ def test_a_call_that_a_person_is_asked_for_is_known(name: str, arguments: Any, a
     assert awaited(call(name, **arguments)).asks_person is asks
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists)))
+VALUES = st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=3)
+
+
+@given(st.dictionaries(st.text(max_size=9), VALUES, max_size=8))
 def test_any_arguments_are_read(arguments: dict[str, Any]) -> None:
     """No argument raises, and a limit is never negative."""
     names = ("timeout", "duration", "wait_ms", "background", "mode", "keystrokes")

@@ -14,6 +14,9 @@ from tests.frameworks.program_runs import CaseReader, Program, SeenJob, versions
 from tests.frameworks.scripted_agent import COMMAND, SLOW_ECHO, SUBMIT
 from tests.scripted_apis import ScriptedServer
 
+# all that `make test` could have of these, tests/client and tests/agents have, too
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Framework:

@@ -9,6 +9,7 @@ from tests.frameworks.program_runs import CaseReader, Program, versions
 from tests.frameworks.scripted_agent import COMMAND
 from tests.scripted_apis import ScriptedReply, ScriptedServer
 
+pytestmark = pytest.mark.long
 SHELL = ("shell", COMMAND)
 CALL = {"name": "shell", "arguments": json.dumps({"command": COMMAND})}
 FIRST = ScriptedReply("", tool_calls=[{"id": "call-1", "type": "function", "function": CALL}])

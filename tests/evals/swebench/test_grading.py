@@ -1,7 +1,5 @@
 """Facts about grading without containers, on the suite, by the official harness's own code."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -57,20 +55,24 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None, str, str]] = 
         GOLD,
         {},
         "error",
-        "took longer than 15 seconds",
+        "took longer than 1 seconds",
     ),
 }
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The evaluation of a run of instances, each of which ends in another way."""
-    folder = tmp_path_factory.mktemp("cases")
-    rows = [SUITE[0] | case[0] | {"instance_id": name} for name, case in CASES.items()]
-    patches = {name: case[1] for name, case in CASES.items()}
-    over = {name: case[2] for name, case in CASES.items() if case[2] is not None}
-    write_run(folder, patches, rows=rows, over=over)
-    found: dict[str, Any] = graded(folder, time_limit_s=15)["results"]
+    """The evaluations of instances, each of which ends in another way, the slow one apart."""
+    found: dict[str, Any] = {}
+    slow = {name: case for name, case in CASES.items() if name == "too slow"}
+    others = {name: case for name, case in CASES.items() if name not in slow}
+    for cases, time_limit_s in ((slow, 1), (others, 300)):
+        folder = tmp_path_factory.mktemp("cases")
+        rows = [SUITE[0] | case[0] | {"instance_id": name} for name, case in cases.items()]
+        patches = {name: case[1] for name, case in cases.items()}
+        over = {name: case[2] for name, case in cases.items() if case[2] is not None}
+        write_run(folder, patches, rows=rows, over=over)
+        found |= graded(folder, time_limit_s=time_limit_s)["results"]
     return found
 
 
