@@ -1,4 +1,4 @@
-"""What holds the rules of the house: phrases are found, tables of tests name files that exist.
+"""What holds the rules of the house: tables of tests name files that exist.
 
 The floor plan and the prose themselves are checked by `make check`.
 """
@@ -6,26 +6,8 @@ The floor plan and the prose themselves are checked by `make check`.
 import re
 import tomllib
 
-import pytest
-
 from tests.conftest import GROUP_OF, SLOW
-from tests.house import floor_plan, words
-
-
-@pytest.mark.parametrize(
-    ("source", "number"),
-    [
-        ('"""Raise TypeError for what is no client."""', 1),
-        ("# computed anew", 1),
-        ('raise ValueError("it lasts so many seconds here")', 1),
-        ('"""Raise TypeError unless it is a client."""', 0),
-        ('x = "anew"', 0),
-    ],
-)
-def test_phrases_are_found_in_prose_alone(source: str, number: int) -> None:
-    """Docstrings, comments and messages are read; short strings, which are data, are not."""
-    found = list(words.phrases_in(words.python_prose(source, is_test=False)))
-    assert len(found) == number
+from tests.house import floor_plan
 
 
 def test_an_installation_leaves_the_vllm_that_is_there_alone() -> None:
