@@ -3,8 +3,6 @@
 Tokens are made up from the prompt, so equal prompts get equal outputs, as greedy decoding gives.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Runs made by hand, for the tests of what is done with runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path

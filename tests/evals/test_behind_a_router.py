@@ -1,7 +1,5 @@
 """Commands that ask about one job reach its server through a router that goes by X-Session-ID."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Runs on disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

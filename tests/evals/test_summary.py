@@ -1,7 +1,5 @@
 """The numbers of one run, and of policies set side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`agentkv plot`: which figures it writes, and what it does with rows it cannot use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

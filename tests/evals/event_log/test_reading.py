@@ -1,7 +1,5 @@
 """Reading the server's record: files, folders, saved answers, and what is wrong with them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

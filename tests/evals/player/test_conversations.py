@@ -1,7 +1,5 @@
 """The requests of a job's turns, and what is read from replies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How jobs are started and how a run ends."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

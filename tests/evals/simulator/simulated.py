@@ -1,7 +1,5 @@
 """Small workloads and machines for the simulator's tests."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

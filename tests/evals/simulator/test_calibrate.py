@@ -1,7 +1,5 @@
 """`agentkv simulate calibrate` on a real server, and where there is none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Machines: blocks from memory and shape, vLLM's defaults, profiles, what a step costs on them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What workloads consist of besides turns: prefixes, children, pauses, people, steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

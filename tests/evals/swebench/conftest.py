@@ -1,7 +1,5 @@
 """Shared by the tests of the SWE-bench commands: mini-swe-agent without banner and downloads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Folders of runs as `agentkv swebench run` and `eval` leave them, for what reads them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts about where an agent's commands run, and about the repositories that they work on."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

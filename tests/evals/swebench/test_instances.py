@@ -1,7 +1,5 @@
 """Facts about loading instances, choosing among them, and naming their images."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

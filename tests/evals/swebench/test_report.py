@@ -1,7 +1,5 @@
 """Facts about the report of graded runs: its numbers, its refusals, its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

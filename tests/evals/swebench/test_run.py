@@ -1,7 +1,5 @@
 """Facts about runs of the suite in bubblewrap, on a server that plays the solutions."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Each named workload has the shape that its sources state."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

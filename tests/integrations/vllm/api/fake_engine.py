@@ -1,7 +1,5 @@
 """An engine behind the API server that answers from a table and remembers what it was asked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Sequence

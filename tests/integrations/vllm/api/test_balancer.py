@@ -1,7 +1,5 @@
 """Which data-parallel engine a job's requests go to, by vLLM's own choice wrapped by ours."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any

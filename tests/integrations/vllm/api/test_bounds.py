@@ -1,7 +1,5 @@
 """What clients send, with a key or without, leaves no memory behind in API servers and engines."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 import urllib.parse

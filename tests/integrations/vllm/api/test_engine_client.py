@@ -1,7 +1,5 @@
 """Statistics of several engines become one answer, and feedback waits for no step."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tags of a request body end up under vllm_xargs, and nothing else in the body changes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

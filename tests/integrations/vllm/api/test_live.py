@@ -1,7 +1,5 @@
 """GET /v1/agentkv/live: who is asked how often, who sees what, and who is dropped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What one client sees and may do of another's jobs, on every route of a real engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The live page in a real Chromium, before engines that answer from a table."""
 
-from __future__ import annotations
-
 import importlib.resources
 import threading
 import time

@@ -1,7 +1,5 @@
 """The operation `live` on vLLM's real scheduler: what an engine says of itself at one moment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

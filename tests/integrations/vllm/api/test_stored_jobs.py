@@ -1,7 +1,5 @@
 """What an answer of the routes costs the engine's main thread when its stores are full."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from types import FrameType

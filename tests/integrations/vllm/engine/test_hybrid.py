@@ -4,8 +4,6 @@ Blocks have 16 tokens here, and a recurrent layer's state is in the cache for th
 of a prompt alone, as vLLM keeps it in its `align` mode.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

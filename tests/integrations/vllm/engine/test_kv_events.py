@@ -4,8 +4,6 @@ A router follows a server's cache by BlockStored and BlockRemoved. `make soak-ti
 random events, `python -m tests.integrations.vllm.engine.test_kv_events N` that number.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Order of service: job-level first come, first served; stock order where no job is tagged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

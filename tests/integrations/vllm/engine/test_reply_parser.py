@@ -1,7 +1,5 @@
 """Replies are read by the parser that the server was started with, else by our dialects."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

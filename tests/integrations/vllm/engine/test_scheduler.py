@@ -1,7 +1,5 @@
 """Invariants of vLLM's block pool and scheduler that hold under our class."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random events with a tier, a short run of `python -m tests.soak.tier`."""
 
-from __future__ import annotations
-
 from tests.soak.tier import soak
 
 NUM_EVENTS = 8_000

@@ -1,7 +1,5 @@
 """A trainer's weight updates on vLLM's scheduler, by the methods of vLLM's own EngineCoreProc."""
 
-from __future__ import annotations
-
 import queue
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `agentkv` policy on vLLM's real scheduler: stock without pressure, its rules under it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

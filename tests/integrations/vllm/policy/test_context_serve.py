@@ -1,7 +1,5 @@
 """The `context_serve` policy, branch by branch: 63 usable blocks of 16 tokens, 10 ms a step."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

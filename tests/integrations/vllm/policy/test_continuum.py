@@ -1,7 +1,5 @@
 """Which pins and running turns yield memory, and in which order, under both rule sets."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

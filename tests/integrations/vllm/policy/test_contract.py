@@ -1,7 +1,5 @@
 """The contract of `Policy`, held by each of ours and by an arbitrary one on vLLM's scheduler."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Jobs that are not let in yet, on vLLM's real scheduler: who waits for them, and who does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What one who wants to keep others out may do, on vLLM's real scheduler, and what it gains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

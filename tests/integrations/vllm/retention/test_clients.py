@@ -1,7 +1,5 @@
 """Clients of one engine, on vLLM's real scheduler: each has jobs of its own."""
 
-from __future__ import annotations
-
 from agentkv.integrations.vllm.api import engine_side
 from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine, of

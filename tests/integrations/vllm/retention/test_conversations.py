@@ -1,7 +1,5 @@
 """Which of the requests under one id are the job's turns, on vLLM's real scheduler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

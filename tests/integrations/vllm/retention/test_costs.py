@@ -1,7 +1,5 @@
 """The cost of recomputing a context is learned from the steps of the engine."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

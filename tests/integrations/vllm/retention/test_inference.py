@@ -1,7 +1,5 @@
 """Which requests without a `job_id` belong to a job: 63 usable blocks of 16 tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any

@@ -1,7 +1,5 @@
 """When a pin begins and ends: 63 usable blocks of 16 tokens, one engine step takes 10 ms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 from typing import Any

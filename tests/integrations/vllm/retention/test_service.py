@@ -1,7 +1,5 @@
 """Which client is next when not all are served at once, on vLLM's real scheduler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

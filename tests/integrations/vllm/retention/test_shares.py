@@ -1,7 +1,5 @@
 """What a client does to another one's share of the pool, on vLLM's real scheduler: 128 blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

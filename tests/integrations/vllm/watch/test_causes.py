@@ -1,7 +1,5 @@
 """A corpus of planted causes: two prompts of an agent, and what has become of the first."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """What the engine counts of turns and predictions: the numbers behind the Grafana dashboard."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

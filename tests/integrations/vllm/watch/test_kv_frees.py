@@ -1,7 +1,5 @@
 """When a job's KV is gone for good, and where it is until then, on vLLM's real scheduler."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

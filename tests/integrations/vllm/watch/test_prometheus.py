@@ -3,8 +3,6 @@
 Series register once per process and live as long as it does, so most cases have their own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
