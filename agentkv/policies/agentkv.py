@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -144,7 +145,12 @@ class AgentKVPolicy(Policy):
         )
         worth = f"coming back is worth {price_s:.2f} s of a pin"
         ttl = self.capped(hold_s, f"{odds}, {worth}")
-        return Decision.predicted(command, prediction, ttl, is_from_now=False)
+        decision = Decision.predicted(command, prediction, ttl, is_from_now=False)
+        if command is None:
+            usual_share = 1.0 - prediction.distribution.p_over(self.settings.max_ttl_s)
+            typical_s = prediction.distribution.quantile_s(usual_share / 2)
+            decision = replace(decision, doubtful_after_s=typical_s)
+        return decision
 
     def rank(self, turn: Turn, *, is_preempted: bool, is_pinned: bool) -> Rank:
         """Order turns under pressure by client priority, then by the job's arrival, or what it has
@@ -180,12 +186,17 @@ class AgentKVPolicy(Policy):
     def pins_that_yield(
         self, pins: Sequence[Pin[Any]], request: AllocationRequest
     ) -> Sequence[Pin[Any]]:
-        """Give up all pins for a request that has blocks, and if nothing runs; newest job first.
+        """Give up all pins for a request that has blocks, and if nothing runs: doubtful ones first,
+        the longest silent before the others, then those of the newest job.
 
-        A waiting turn takes from jobs that arrived after its own, or from all if it has aged out or
-        is starved; from none if their blocks would not be enough.
+        A waiting turn takes doubtful pins, and those of jobs that arrived after its own, or of all
+        if it has aged out or is starved; from none if their blocks would not be enough.
         """
         turn = request.turn
+        doubtful = [pin for pin in pins if pin.doubtful_s <= request.now_s]
+        if doubtful:
+            doubtful.sort(key=lambda pin: pin.pinned_s)
+            pins = [*doubtful, *(pin for pin in pins if pin.doubtful_s > request.now_s)]
         if request.has_blocks or request.runs_alone:
             return pins
         if turn is None and not request.is_starved:
@@ -194,7 +205,8 @@ class AgentKVPolicy(Policy):
             return pins  # it was admitted because the pins hold enough blocks
         opens_job = self._favours_first_response and turn is not None and turn.is_first
         if turn is not None and not (request.is_starved or turn.has_aged_out or opens_job):
-            pins = [pin for pin in pins if pin.job_order >= turn.job.order]
+            later = [pin for pin in pins[len(doubtful) :] if pin.job_order >= turn.job.order]
+            pins = [*doubtful, *later]
         own_id = None if turn is None else turn.job.job_id
         reclaimable = sum(
             max(0, len(pin.blocks) - request.common_blocks)

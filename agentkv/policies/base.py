@@ -43,6 +43,7 @@ class AllocationRequest:
     """The request has been overtaken `max_overtakes` times."""
     common_blocks: int = 0
     """Blocks of the pin of the request's job that it will use: taking them frees nothing."""
+    now_s: float = 0.0
 
     @property
     def runs_alone(self) -> bool:

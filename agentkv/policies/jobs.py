@@ -45,6 +45,8 @@ class Decision:
     explanation: str | None = None
     is_from_now: bool = False
     """The TTL counts from the decision on, not from the end of the turn."""
+    doubtful_after_s: float = math.inf
+    """Seconds after the turn from which the pin yields first and keeps nobody waiting."""
 
     @classmethod
     def predicted(

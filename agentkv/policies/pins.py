@@ -5,6 +5,7 @@ The plugin's PinManager begins and ends pins; policies rank them. Blocks are opa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
@@ -80,6 +81,8 @@ class Pin(Generic[Block]):
     """Blocks taken off its end so far."""
     is_decided: bool = True
     """What runs is known, or no policy asks for it."""
+    doubtful_s: float = math.inf
+    """From then on its job has been silent for longer than usual, and may be over."""
 
     @property
     def ttl_s(self) -> float:

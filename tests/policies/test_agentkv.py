@@ -159,6 +159,15 @@ def test_blocks_that_others_or_the_turn_itself_use_are_no_memory_to_be_had(
     assert list(pressed().pins_that_yield(pins, demand)) == (pins if is_enough else [])
 
 
+def test_a_doubtful_pin_yields_first_and_to_all() -> None:
+    """The longest silent comes before the others; the rest yields by arrival as ever."""
+    pins = [pin_of(9, 4), pin_of(2, 4), pin_of(3, 4)]
+    pins[1].doubtful_s, pins[2].doubtful_s, pins[2].pinned_s = 6.0, 5.0, -1.0
+    for now_s, order in ((4.0, [9]), (5.0, [3, 9]), (6.0, [3, 2, 9])):
+        demand = AllocationRequest(turn_of(5, 5), False, 3, 4, now_s=now_s)
+        assert [pin.job_order for pin in pressed().pins_that_yield(pins, demand)] == order
+
+
 def test_the_newest_job_is_preempted_first() -> None:
     """And of jobs with priorities the least urgent one."""
     made = pressed()

@@ -338,9 +338,14 @@ class AdmissionController:
             return True
         pool = self._host.pool
         newcomer = self._demand(turn.job, self._blocks_of(turn.num_prompt_tokens))
-        idle_weight = self._idle_weight_for(turn)
+        idle_weight, now_s = self._idle_weight_for(turn), self._host.clock()
+        doubtful = [pin for pin in self._pins if pin.doubtful_s <= now_s]
+        for pin in doubtful:
+            self._forecast.remove(pin.job_id)
         if turn.has_aged_out:
             num_free_blocks += round((1.0 - idle_weight) * self._pins.num_blocks)
+        else:
+            num_free_blocks += sum(pin.num_exclusive_blocks for pin in doubtful)
         request = AdmissionRequest(
             pool.num_blocks, num_free_blocks, newcomer, self._forecast, idle_weight, turn
         )
@@ -424,6 +429,7 @@ class AdmissionController:
             *(turn, has_blocks, num_running, missing_blocks),
             is_starved=self.guard.is_starved(request_id),
             common_blocks=self._blocks_of(common_tokens, is_held=True),
+            now_s=self._host.clock(),
         )
         pins = self._pins.newest_first()
         if self.shares.are_many:

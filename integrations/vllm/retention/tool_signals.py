@@ -8,6 +8,7 @@ the job's next turn, to learn its duration; events have its key, unless `show_co
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 from agentkv.commands import command_key
@@ -219,6 +220,7 @@ class PinDecisions:
         pin = self._pins.table.get(job.job_id)
         if pin is not None:
             self._pins.reprice(pin, self._policy.capped(seconds, reason), is_from_now=True)
+            pin.doubtful_s = math.inf
 
     def _decide(
         self, job: Job, command: str | None, shown: str, guess: Prediction | None, told_by: str
@@ -233,6 +235,7 @@ class PinDecisions:
             if decision.speed is not None and not pin.is_decided:
                 pin.is_decided = is_first = True
             self._pins.reprice(pin, decision.ttl, is_from_now=decision.is_from_now)
+            pin.doubtful_s = pin.pinned_s + decision.doubtful_after_s
         if self._predictor.predicts or job.is_inferred:
             said = told_by, job.command_shown
             self._emit(Decided, job.job_id, pin, decision, *said, is_first, num_blocks)

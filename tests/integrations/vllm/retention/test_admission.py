@@ -302,6 +302,26 @@ def test_a_hold_follows_from_the_silences_of_its_client(
     assert ("next" in engine.pinned) is is_held
 
 
+@pytest.mark.parametrize(("silent_s", "is_let_in"), [(0.5, False), (1.5, True)])
+def test_a_job_that_is_silent_for_longer_than_usual_keeps_nobody_waiting(
+    silent_s: float, *, is_let_in: bool
+) -> None:
+    """Jobs of its client went on after a second: later than that it may be over."""
+    engine = Engine(policy="agentkv", num_blocks=136, prefill_reload_s=[0.0, 0.005, 0.0])
+    for salt in range(9):
+        history = engine.turn(prompt_of(64, salt=salt), job_id=f"job-{salt}", reply=GOES_ON)
+        engine.wait(1.0)
+        engine.turn([*history, 7], job_id=f"job-{salt}", is_last_step=True)
+    engine.turn(prompt_of(16 * 60, salt=80), job_id="silent", reply=GOES_ON)
+    engine.add(prompt_of(64, salt=50), max_tokens=900, job_id="busy")
+    engine.step()
+    engine.clock.now_s += silent_s
+    new = engine.add(prompt_of(16 * 80, salt=81), job_id="new")
+    engine.steps(2)
+    assert (new in engine.running()) is is_let_in
+    assert ("silent" in engine.pinned) is not is_let_in
+
+
 def test_a_parent_is_held_for_as_long_again_when_its_sub_agent_goes_on() -> None:
     """It comes back once that is over, which each turn of the sub-agent brings nearer."""
     engine = Engine(policy="agentkv", num_blocks=400, prefill_reload_s=[0.0, 0.001, 0.0])
