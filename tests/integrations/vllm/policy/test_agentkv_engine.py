@@ -155,7 +155,8 @@ def test_a_job_is_let_in_once_holding_has_cost_more_than_coming_back(
     engine = engine_of(num_blocks=61, without=without)
     engine.turn(prompt_of(480, salt=1), job_id="idle", expected_turns=2)
     history = engine.turn(prompt_of(40, salt=2), job_id="busy")
-    engine.retention.pins.get("idle").expires_s = 1e9
+    pin = engine.retention.pins.get("idle")
+    pin.expires_s = pin.doubtful_s = 1e9  # as while a long tool runs
     busy = engine.add([*history, 7], max_tokens=400, job_id="busy")
     engine.step()
     new = engine.add(prompt_of(400, salt=3), max_tokens=400, job_id="new", expected_turns=1)
