@@ -172,21 +172,13 @@ class RankedQueue(RequestQueue):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield all requests in the order of service. O(n log n)."""
-        return iter(self._in_order())
-
-    def __getitem__(self, index: int) -> Request:
-        """Return the request that is served after `index` others, as a deque does. O(n log n)."""
-        return self._in_order()[index]
-
-    def _in_order(self) -> list[Request]:
-        """Yield the requests in the order in which they are served if no place changes."""
+        """Yield the requests as they are served if no place changes. O(n log n)."""
         places = {client: self._place_of(client) for client in self._heaps}
         keys = (
             (rank[0], places[self._client_of(request)], rank, version, request)
             for request, (rank, version) in self._entries.items()
         )
-        return [key[-1] for key in sorted(keys)]
+        return iter([key[-1] for key in sorted(keys)])
 
 
 class RunningOrder:

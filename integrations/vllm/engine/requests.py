@@ -90,7 +90,7 @@ def _checked(fields: Mapping[str, Any], session_id: str | None) -> tuple[Tags, S
 
 def arriving(request: Request, tags: Tags) -> ArrivingRequest:
     """Read what retention must know of a request that enters the engine."""
-    fields, token_ids, prompt = _fields(request), request.prompt_token_ids, None
+    token_ids, prompt = request.prompt_token_ids, None
     if token_ids is not None:
         keys = seam.cache_keys(request)
         prompt = Prompt(token_ids, request.block_hashes, keys, request.trace_headers)
@@ -99,7 +99,7 @@ def arriving(request: Request, tags: Tags) -> ArrivingRequest:
         num_prompt_tokens=request.num_prompt_tokens,
         prompt=prompt,
         tags=tags,
-        client=fields.get(CLIENT_FIELD, ""),
+        client=client_of(request),
         priority=request.priority,
         max_tokens=request.max_tokens,
     )

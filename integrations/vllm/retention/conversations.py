@@ -95,8 +95,6 @@ class SimilarRequests:
 
     num_ended: int = 0
     num_jobs: int = 0
-    opens_jobs: bool = False
-    """The next one is expected to open a job."""
     num_called: int = 0
     """Turns that followed a reply in which a tool call was read."""
     num_soon: int = 0
@@ -111,16 +109,15 @@ class SimilarRequests:
         self.num_ended += 1
         if self.num_ended > MAX_OUTCOMES:
             self.num_ended, self.num_jobs = self.num_ended // 2, self.num_jobs // 2
-        self._judge()
 
     def opened_job(self) -> None:
         """Count an ended request that opened a job, which goes on."""
         self.num_jobs += 1
-        self._judge()
 
-    def _judge(self) -> None:
-        is_usual = self.num_jobs >= MIN_SHARE * self.num_ended
-        self.opens_jobs = is_usual and self.num_jobs >= MIN_JOBS
+    @property
+    def opens_jobs(self) -> bool:
+        """Return whether the next one is expected to open a job."""
+        return self.num_jobs >= max(MIN_JOBS, MIN_SHARE * self.num_ended)
 
     def went_on(self, *, has_call: bool, is_soon: bool) -> None:
         """Count a conversation of the kind that went on after a reply."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from agentkv.policies.jobs import Job, Prompt, Turn
+from agentkv.policies.jobs import Job, Turn
 from agentkv.protocol import JobKey
 
 MAX_SUB_AGENTS = 4
@@ -90,11 +90,6 @@ class JobTable(FairStore[Job]):
         """Return the jobs of all clients with this id. O(clients)."""
         found = (self.get(JobKey(client, own_id)) for client in self.by_client)
         return [job for job in found if job is not None]
-
-    def repeated(self, job_id: str, prompt: Prompt) -> Job | None:
-        """Return the job with this id if the prompt is again that of its last finished turn."""
-        job = self.get(job_id)
-        return job if job is not None and job.is_repeated_by(prompt) else None
 
     def touch(self, job: Job, now_s: float) -> None:
         """Note a sign of life: a turn's arrival or end, or a tool signal."""

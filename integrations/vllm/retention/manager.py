@@ -110,11 +110,11 @@ class RetentionManager:
         prompt, tags = request.prompt, request.tags
         job_id, is_side_request = tags.job_id, False
         if job_id is not None and prompt is not None:
-            relation = self.conversations.relation(job_id, prompt)
+            relation, job = self.conversations.relation(job_id, prompt), self.jobs.get(job_id)
             is_side_request = relation == "side request"
             if relation == "another":
                 tags, job_id = Tags(), None
-            elif request.max_tokens <= 1 and (job := self.jobs.repeated(job_id, prompt)):
+            elif request.max_tokens <= 1 and job is not None and job.is_repeated_by(prompt):
                 # a ping keeps the cache warm while a tool runs or a person is awaited
                 is_side_request = True
                 self.decisions.renew(job)
