@@ -1,6 +1,10 @@
 """Clients of one engine, on vLLM's real scheduler: each has jobs of its own."""
 
+import random
+
 from agentkv.integrations.vllm.api import engine_side
+from agentkv.integrations.vllm.retention.pins import PinTable
+from agentkv.policies import Pin
 from agentkv.protocol import JobKey
 from tests.integrations.vllm.harness import Engine, of
 from tests.stepped_engine import prompt_of
@@ -36,3 +40,23 @@ def test_no_job_has_a_parent_of_another_client() -> None:
     assert orders[ALICE] == jobs.get(JobKey(ALICE, "parent")).order != orders[BOB]
     described = engine_side.call(engine.scheduler, "job", [JobKey(ALICE, "j")])
     assert described["parent_job_id"] == "parent"
+
+
+def test_blocks_that_jobs_share_count_once() -> None:
+    """Of all, and of each client, however pins begin, shrink and end."""
+    chance, blocks = random.Random(0), [object() for _ in range(40)]
+    table: PinTable[object] = PinTable()
+    for number in range(500):
+        pins = list(table)
+        if len(pins) < 2 or (len(pins) < 12 and chance.random() < 0.5):
+            key, kept = JobKey(chance.choice("ab"), f"{number}"), blocks[: chance.randint(2, 40)]
+            table.add(Pin(key, number, kept, 0, 0.0, 9.0, len(kept)))
+        elif len((pin := chance.choice(pins)).blocks) > 1 and chance.random() < 0.5:
+            table.trim(pin, chance.randint(1, len(pin.blocks) - 1))
+        else:
+            table.remove(pin)
+        for client in ("a", "b", "nobody"):
+            own = [pin for pin in table if pin.job_id.client == client]
+            assert table.num_blocks_of(client) == len({id(b) for pin in own for b in pin.blocks})
+            assert (client in table.clients) is bool(own)
+        assert table.num_blocks == len({id(block) for pin in table for block in pin.blocks})
