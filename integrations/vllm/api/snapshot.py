@@ -153,7 +153,7 @@ def live(
     retention, pins, log = scheduler.retention, scheduler.retention.pins, scheduler.watchers.log
     engine = str(seam.engine_number(scheduler.vllm_config))
     since_s = seen_s.get(engine, log.now_s - HISTORY_S)
-    events, num_left_out = log.newest(MAX_EVENTS, viewer, since_s)
+    events = log.newest(MAX_EVENTS, viewer, since_s)
     num_own = pins.num_blocks if viewer is None else pins.num_blocks_of(viewer)
     return {
         "engine": int(engine),
@@ -164,7 +164,6 @@ def live(
         "keys": _jobs_to_show(scheduler, viewer),
         "pinned_by_others": max(0, pins.num_blocks - num_own),
         "events": [_event_now(scheduler, viewer, key, event) for key, event in events],
-        "events_left_out": num_left_out,
     }
 
 

@@ -136,17 +136,13 @@ class EventLog:
         found = [(key, shown(entry, viewer)) for key, entry in entries]
         return found, None if end == self._next_number else end
 
-    def newest(
-        self, most: int, viewer: str | None, since_s: float
-    ) -> tuple[list[tuple[JobKey, Entry]], int]:
-        """Return the newest events later than `since_s` in order, and how many were left out, as
-        far as the last SCANNED events tell."""
+    def newest(self, most: int, viewer: str | None, since_s: float) -> list[tuple[JobKey, Entry]]:
+        """Return the newest events later than `since_s` in order, among the last SCANNED."""
         numbers = range(self._next_number - min(len(self._entries), SCANNED), self._next_number)
         first = bisect_right(numbers, since_s, key=lambda each: self._entries[each][1]["at_s"])
         later = map(self._entries.__getitem__, numbers[first:])
         found = [each for each in later if viewer is None or each[0].client == viewer]
-        kept = [(key, shown(entry, viewer)) for key, entry in found[-most:]]
-        return kept, len(found) - len(kept)
+        return [(key, shown(entry, viewer)) for key, entry in found[-most:]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all events by the id of their job."""

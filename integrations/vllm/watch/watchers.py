@@ -11,7 +11,7 @@ from agentkv.errors import InputError, SettingsError
 from agentkv.events import RulesFailed
 from agentkv.guard import MAX_FAULTS, Fault
 from agentkv.policies.settings import Settings
-from agentkv.watchers import EventStream, Watcher, make_watcher
+from agentkv.watchers import EventStream, make_watcher
 
 from ..retention import Host
 from ..retention.manager import RetentionManager
@@ -88,8 +88,7 @@ class FaultLog:
     def __call__(self, watcher: object, fault: Fault) -> None:
         """Take a watcher's fault."""
         kind = type(watcher)
-        name = f"{kind.__name__} of {kind.__module__}" if isinstance(watcher, Watcher) else ""
-        self._log(watcher, f"watcher {name or f'{kind.__name__} of agentkv'}", fault)
+        self._log(watcher, f"watcher {kind.__name__} of {kind.__module__}", fault)
 
     def on_rules_failed(self, event: RulesFailed) -> None:
         """Take a fault of the policy: stock's answer takes the place of its own."""

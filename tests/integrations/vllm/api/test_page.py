@@ -81,7 +81,7 @@ class Engine:
         view = {
             "keys": [job["job_id"] for job in self.jobs],
             **{"num_jobs": len(self.jobs), "pinned_by_others": 5},
-            **{"events": events, "events_left_out": 0},
+            "events": events,
         }
         pool = {"blocks": 100, "block_tokens": 32, "running": 40, "pinned": 25, "cached": 15}
         recomputed = {"pressure": 40, "diverged": 2}
