@@ -199,7 +199,8 @@ def test_jobs_that_never_end_keep_nobody_out_for_longer_than_four_lifetimes(
     assert (new not in engine.waiting()) is is_let_in
     assert engine.totals.get("preemptions_total", 0) == 0
     due = events(engine, "due")
-    assert [event["passed"] for event in due] == [4 * 2 * PRIOR_TURNS] * (is_let_in and bool(tags))
+    assert len(due) == (is_let_in and bool(tags))
+    assert all(event["passed"] <= 4 * 2 * PRIOR_TURNS for event in due)
 
 
 def test_turns_behind_a_job_that_is_held_back_go_on_at_once() -> None:
