@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ NUM_EXAMPLES = int(os.environ.get("AGENTKV_TEST_EXAMPLES", "100"))
 settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=NUM_EXAMPLES)
 settings.register_profile("random", deadline=None, max_examples=1000)
 settings.load_profile("fixed")
+
+# A shell starts what it sends to the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # vLLM would bind the worker of every server to one and the same core.
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
