@@ -2,7 +2,7 @@
 
 RetentionManager reports what requests do; the scheduler's questions end here, and the policy's
 rules answer them. Knows blocks only as numbers. Every call is O(log jobs), except that pins are
-sorted once when they must yield.
+looked through when a new job asks, and sorted once when they must yield.
 """
 
 from __future__ import annotations
@@ -342,10 +342,9 @@ class AdmissionController:
         doubtful = [pin for pin in self._pins if pin.doubtful_s <= now_s]
         for pin in doubtful:
             self._forecast.remove(pin.job_id)
-        if turn.has_aged_out:
-            num_free_blocks += round((1.0 - idle_weight) * self._pins.num_blocks)
-        else:
-            num_free_blocks += sum(pin.num_exclusive_blocks for pin in doubtful)
+        uncounted_share = 1.0 - idle_weight if turn.has_aged_out else 0.0
+        idle_blocks = round(uncounted_share * self._pins.num_blocks)
+        num_free_blocks += max(idle_blocks, sum(pin.num_exclusive_blocks for pin in doubtful))
         request = AdmissionRequest(
             pool.num_blocks, num_free_blocks, newcomer, self._forecast, idle_weight, turn
         )
