@@ -1,8 +1,7 @@
 """Flags that several measuring commands share: what is measured, and where results go."""
 
-from __future__ import annotations
-
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ _WORKLOAD_FLAGS = (
 
 def loads(text: str) -> dict[str, float]:
     """Type of a flag: loads by client."""
-    try:
-        parts = [part.partition("=") for part in text.split(",")]
-        return {name: float(load) for name, _, load in parts}
-    except ValueError:
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(re.fullmatch(r"[\w.-]+", name) for name, _, _ in parts):
         raise argparse.ArgumentTypeError(
-            f"{text}: must be clients and loads, such as alice=10,bob=1"
-        ) from None
+            f"got {text}, must be clients and loads, such as alice=10,bob=1"
+        )
+    return {name: positive(load, "a load") for name, _, load in parts}
 
 
 def rates(text: str) -> list[float]:

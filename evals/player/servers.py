@@ -25,8 +25,7 @@ from .run import load_server
 
 BASELINE = "fcfs"
 READY_TIMEOUT_S = 600.0
-TIER_FLAG = "--kv-tier-gib"
-"""Of `agentkv serve`."""
+_OF_SERVERS = ("model", "server_flags", "dram_gib")
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,17 @@ class BenchPlan:
 
     def args(self, policy: PolicyChoice) -> tuple[str, ...]:
         """Flags of a policy's servers."""
-        tier = (TIER_FLAG, f"{self.dram_gib:g}") if policy.has_offload else ()
+        tier = ("--kv-tier-gib", f"{self.dram_gib:g}") if policy.has_offload else ()
         return (*self.server_flags, *policy.flags(), *tier)
 
     def check_folders(self, *, resume: bool) -> None:
-        """Raise InputError if runs exist already, unless they may be used or overwritten."""
+        """Make the folder for all; raise InputError if runs exist already, unless they may be used
+        or overwritten, or OSError if there can be no folder."""
         for policy, repeat in self.runs():
             if (folder := self.folder(policy, repeat)) is not None:
                 require_free(folder / TURNS_FILE, force=resume or self.force)
+        if self.url is None and self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
 
     def play_all(self, *, resume: bool = False) -> Iterator[RunOutcome]:
         """Each run as it ends; with `resume`, those that are complete on disk are read instead.
@@ -112,7 +114,7 @@ class BenchPlan:
             repeat=repeat,
         )
         if self.url is not None:
-            return load(self.url, model=self.model, force=self.force)
+            return load(self.url, model=self.model)
         assert policy is not None, "a server of one's own has a policy"
         assert folder is not None, "a server of one's own has a folder for its log"
         starting = start_server(self.model, policy, self.args(policy), folder)
@@ -120,7 +122,7 @@ class BenchPlan:
         with starting as server:
             if policy.scheduling_policy not in STOCK_POLICIES:
                 _say(f"watch it at {server.base_url}/agentkv/ui")
-            run, reason = load(server.base_url, force=True)
+            run, reason = load(server.base_url)
             if not server.is_alive:
                 reason = f"{reason or 'the server ended'}; the end of its log, "
                 reason += f"{server.log_path}:\n{server.log_tail()}"
@@ -135,8 +137,9 @@ class BenchPlan:
         (run,) = read_runs([folder])
         if run.metadata.get("stopped_because") is not None:
             return None
-        then = run.workload, run.metadata.get("config", {}).get("server_flags")
-        now = self.described, self.config.get("server_flags")
+        config = run.metadata.get("config", {})
+        then = run.workload, *map(config.get, _OF_SERVERS)
+        now = self.described, *map(self.config.get, _OF_SERVERS)
         if json.dumps(then, sort_keys=True) != json.dumps(now, sort_keys=True):
             raise InputError(f"{folder} is of other jobs or servers: choose another --out")
         return run

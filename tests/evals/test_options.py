@@ -1,7 +1,5 @@
 """The flags that describe a workload."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`agentkv bench` against a fake server that speaks real HTTP, and its plan without a server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ import pytest
 from agentkv.cli import main as agentkv
 from agentkv.evals.commands.bench import CPU, read_plan
 from agentkv.evals.player.servers import BenchPlan
-from agentkv.evals.rows import TURNS_FILE, read_runs
+from agentkv.evals.rows import RUN_FILE, TURNS_FILE, read_runs
 from agentkv.evals.workload.workloads import make_workload
 from tests.evals.fake_vllm import FakeVllm, answering
 from tests.http_front import Answer
@@ -68,6 +66,9 @@ def test_repeats_on_a_running_server_never_share_a_prefix(
         assert (again, "--force" in text, len(server.requests)) == (2, True, num_requests)
         resumed, same, _ = bench(capsys, server.base_url, *flags, "--resume")
         assert (resumed, len(server.requests)) == (0, num_requests)
+        (tmp_path / "server-1" / RUN_FILE).unlink()  # it broke off
+        again, _, _ = bench(capsys, server.base_url, *flags, "--resume")
+        assert (again, len(server.requests)) == (0, num_requests * 3 // 2)
         other = bench(capsys, server.base_url, *flags, "--resume", "--seed", "1")
         assert (other[0], "is of other jobs or servers" in other[2]) == (2, True)
     assert status == 0
@@ -160,6 +161,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         (("--policy", "continuum"), "none of agentkv's policies"),
         (("--policy", "fcfs", "--policy", "agentkv"), "a running server has one policy"),
         (("--num-gpu-blocks-override", "9"), "leave out --num-gpu-blocks-override"),
+        (("--resume",), "--resume: give the --out"),
         (("--model", "gpt"), "does not serve 'gpt'; it serves fake"),
         (("--token-scale", "3"), "the server takes 4096"),
         (("--out", "/proc/nowhere"), "/proc/nowhere"),

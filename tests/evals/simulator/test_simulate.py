@@ -99,7 +99,6 @@ def test_the_table_shows_conversations_and_steps(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--jps", "1", "--clients", "alice=0"], "such as alice=10"),
         (["--jps", "1", "--trace", "TRACE"], "line 1"),
         (["--gpu", "PROFILE", "--jps", "1", *STOCK, "--policy", "fcfs+offload"], "kv_token_bytes"),
         (["--jps", "1", "--jobs", "2", *STOCK, "--out", "PROFILE"], "profile.json/fcfs"),
