@@ -34,6 +34,12 @@ _PULL_TIMEOUT_S = 1800  # mini-swe-agent gives an image of several gigabytes two
 _get_environment = swebench.get_sb_environment  # which `main` replaces
 _started: WeakSet[Any] = WeakSet()
 """Environments whose agents may be at work."""
+_EPOCH_S = time.time() - time.monotonic()
+
+
+def _now_s() -> float:
+    """Return the time of day as of the batch's start, and the seconds since: it never steps."""
+    return _EPOCH_S + time.monotonic()
 
 
 class JobAgent(ProgressTrackingAgent):
@@ -51,19 +57,19 @@ class JobAgent(ProgressTrackingAgent):
 
     def run(self, task: str = "", **kwargs: Any) -> dict[str, Any]:
         """Run the loop as one job, which the server frees when it ends."""
-        self._facts["began_s"] = time.time()
+        self._facts["began_s"] = _now_s()
         with agentkv.session(job_id=self._facts["job_id"]) as self._job:
             if self.config.step_limit:
                 self._job.limit_turns(self.config.step_limit)
             try:
                 result: dict[str, Any] = super().run(task, **kwargs)
             finally:
-                self._facts["ended_s"] = time.time()
+                self._facts["ended_s"] = _now_s()
         return result
 
     def query(self) -> dict[str, Any]:
         """Make one call, and note its seconds and tokens; a malformed reply is a turn, too."""
-        sent_s = time.time()
+        sent_s = _now_s()
         try:
             message: dict[str, Any] = super().query()
         except FormatError as error:
@@ -96,7 +102,7 @@ class JobAgent(ProgressTrackingAgent):
                 "turn": len(self._turns),
                 "sent_s": sent_s,
                 "first_token_s": None,
-                "ended_s": time.time(),
+                "ended_s": _now_s(),
                 "prompt_tokens": usage.get("prompt_tokens") or 0,
                 "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
                 "output_tokens": usage.get("completion_tokens") or 0,
