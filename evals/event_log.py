@@ -133,7 +133,7 @@ def _answer_in(text: str) -> Mapping[str, Any] | None:
     """The answer of GET /v1/agentkv/timestamps that was saved; None for JSON lines."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and "event" not in document else None
 

@@ -165,7 +165,7 @@ def _machine(record: Record, turns: Sequence[TurnView], options: argparse.Namesp
     from ..simulator.machine import Limits, machine_of, make_machine
 
     said = record.server
-    if not {"num_blocks", "block_size"} <= said.keys():
+    if None in (said.get("num_blocks"), said.get("block_size")):
         raise InputError(
             f"{record.source}: the log does not say how large the KV cache is: give the server's "
             "URL, its own file or the folder of a run"
