@@ -20,7 +20,7 @@ from .rows import TURNS_FILE, read_rows, read_runs
 LOADS = {"jps": "jobs per second", "concurrency": "jobs at once"}
 """What can be swept, with the label of its axis."""
 CONDITIONS = (
-    *("gpu", "model", "workload", "tools", "blocks", "simulated", "num_gpus", "turns", "trace"),
+    *("gpu", "model", "workload", "tools", "blocks", "times", "num_gpus", "turns", "trace"),
     *("token_scale", "max_context_tokens", "max_num_seqs", "max_num_batched_tokens"),
     *("max_model_len", "block_size"),
 )
@@ -97,7 +97,7 @@ def _setting(run: RunOutcome) -> tuple[tuple[str, str], ...]:
     given["workload"] = run.workload.get("name")
     # an endless pool is one of its policy: it stands next to any other
     given["blocks"] = None if run.policy.endswith("@infinite") else asked
-    given["simulated"] = "yes" if run.metadata.get("is_simulated") else None
+    given["times"] = "simulated" if run.metadata.get("is_simulated") else None
     return tuple(
         (name, _text(value))
         for name, value in given.items()

@@ -1,7 +1,5 @@
 """The runs to draw: reading them, which of them share a figure, and what is computed of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +29,7 @@ SIMULATED = replace(FCFS, metadata={**FCFS.metadata, "is_simulated": True})
             ],
             ["rtx6000_100", "rtx6000_200", "h100_3000", "rtx6000_longtail_200"],
         ),
-        ([FCFS, SIMULATED, made_run("fcfs", turns=4)], ["8", "yes_8", "4"]),
+        ([FCFS, SIMULATED, made_run("fcfs", turns=4)], ["8", "simulated_8", "4"]),
         ([made_run("fcfs"), made_run("fcfs", tools="longtail")], ["usual", "longtail"]),
         ([made_run("fcfs"), made_run("continuum", tools="recorded", token_scale=1.0)], [""]),
         ([made_run("fcfs"), made_run("fcfs", gpu="some/folder/cpu.json")], ["rtx6000", "cpu"]),
