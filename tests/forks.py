@@ -184,7 +184,7 @@ def _take_commands(listener: socket.socket) -> None:
         while True:
             asked, _ = listener.accept()
             with asked:
-                FORKS.Process(target=_run_command, args=(asked,)).start()
+                FORKS.Process(target=_run_command, args=(asked,), daemon=True).start()
 
 
 def _run_command(asked: socket.socket) -> None:
@@ -196,6 +196,7 @@ def _run_command(asked: socket.socket) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         asked.sendall(str(status).encode())
         return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     for number, (name, mode) in enumerate(STREAMS.items()):
         os.dup2(fds[number], number)
         setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for good
