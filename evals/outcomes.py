@@ -98,8 +98,8 @@ class JobOutcome:
 class RunOutcome:
     """One policy's run over a workload.
 
-    `workload` is how the workload was made, `server` its counters (of a real server `before` and
-    `after`), `metadata` commit, versions, seed, config and repeat.
+    `workload` is how the workload was made, `server` its counters (of a real server preemptions
+    alone), `metadata` commit, versions, seed, config and repeat.
     """
 
     policy: str

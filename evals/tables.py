@@ -3,8 +3,6 @@
 Used by every command and report that shows a table. Knows nothing of what the cells mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from agentkv.visible import visible

@@ -1,7 +1,5 @@
 """`agentkv record`: the table, the document, and its complaints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

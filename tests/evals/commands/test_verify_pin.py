@@ -1,7 +1,5 @@
 """`agentkv verify-pin`: the arithmetic on its rows, its verdict on recorded runs, and its text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
