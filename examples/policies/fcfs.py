@@ -2,7 +2,7 @@
 
 Source: vLLM's scheduler and block pool (vllm/v1/core of vLLM 0.32). Nothing was left open.
 A start for rules of your own: override what they answer differently. `Policy` says what each
-method may answer; `agentkv simulate --policy examples/policies/fcfs.py:Fcfs` runs it.
+method may answer; `agentkv simulate --gpu h100 --policy examples/policies/fcfs.py:Fcfs` runs it.
 """
 
 from __future__ import annotations
